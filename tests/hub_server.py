@@ -28,7 +28,7 @@ class LocalHub:
     """What the server keeps and what it was asked for.
 
     Attributes:
-        repositories: By 'owner/name'.
+        repositories: By 'owner/name', and 'space:owner/name'.
         endpoint: For the client's HF_ENDPOINT.
         requests: 'METHOD path' of each request to either origin, in order.
         objects: Large files that were received, by SHA-256.
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.hub.requests.append(f"{self.command} {self.path}")
-        path = unquote(urlsplit(self.path).path).strip("/")
+        path = unquote(urlsplit(self.path).path).strip("/").replace("api/spaces/", "api/models/space:")
         for method, pattern, handle in _ROUTES:
             match = re.fullmatch(pattern, path)
             if match and self.command in method:
@@ -137,10 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._may_write():
             return None
         name = f"{wanted['organization'] or USER}/{wanted['name']}"
+        name = f"space:{name}" if wanted.get("type") == "space" else name
         exists = name in self.hub.repositories
         if not exists:
             self.hub.repositories[name] = Repository(private=wanted.get("visibility") == "private")
-        return self._json({"url": f"{self.hub.endpoint}/{name}"}, 409 if exists else 200)
+        address = f"{self.hub.endpoint}/{name.replace('space:', 'spaces/')}"
+        return self._json({"url": address}, 409 if exists else 200)
 
     def validate(self) -> None:
         mistakes = card_mistakes(json.loads(self._read())["content"])
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             commit = repository.add(revision, lines, self.hub.objects)
         except KeyError as error:
             return self._json({"error": f"LFS pointer points to a file that does not exist: {error}"}, 400)
-        address = f"{self.hub.endpoint}/{name}/commit/{commit.sha}"
+        address = f"{self.hub.endpoint}/{name.replace('space:', 'spaces/')}/commit/{commit.sha}"
         return self._json({**answer, "commitOid": commit.sha, "commitUrl": address})
 
 

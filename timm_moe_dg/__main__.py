@@ -14,6 +14,7 @@ COMMANDS = {
     "finetune": ("finetune.py", "fine-tune a model with some domains held out"),
     "evaluate": ("evaluate.py", "score a model: accuracy, calibration and confusions by domain"),
     "predict": ("predict.py", "predict the classes of image files, as a CSV file"),
+    "demo": ("demo.py", "serve a page on which people try a model"),
     "report": ("report.py", "write an HTML page about a run or a sweep"),
     "visualize": ("visualize.py", "draw experts, attention and learning curves of a run"),
     "export": ("export.py", "export a model to ONNX, torch.export and TorchScript"),

@@ -3,12 +3,14 @@ r"""Averages the weights or the predictions of finished runs.
     timm-moe-dg average output/seed* --output output/soup
     timm-moe-dg average output/seed* --method diwa --output output/diwa
     timm-moe-dg average output/RUN --method wise_ft --output output/wise
+    timm-moe-dg average output/RUN --method experts --output output/plain
 
 The runs share data, splits, held-out domains, model and starting weights.
-wise_ft averages a run with its start, and writes a run for each --alpha. Each
-result is a run folder: evaluate, predict, tables, report, visualize, export
-and push take it. An ensemble has several networks: evaluate, predict and
-tables take it, and the other tools take one of its networks, DIR/best/0.
+wise_ft averages a run with its start, and writes a run for each --alpha.
+experts makes a plain timm network of a mixture. timm loads DIR/best without
+this package. Each result is a run folder: evaluate, predict, tables, report,
+visualize, export and push take it. An ensemble has several networks: evaluate,
+predict and tables take it, and other tools one of its networks, DIR/best/0.
 
 The same command completes an average that was interrupted.
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from accelerate.utils import set_seed
+from timm.models import get_model_args
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
@@ -30,7 +33,7 @@ from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share
-from timm_moe_dg.data import EvaluationImages
+from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader, evaluation_transform
 from timm_moe_dg.data.fingerprint import difference
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import prepare_network
@@ -40,6 +43,7 @@ from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
 from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network
 from timm_moe_dg.networks.ensemble import Ensemble
+from timm_moe_dg.networks.merging import merge_experts
 from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
 from timm_moe_dg.protocols.headline import summary
@@ -55,7 +59,11 @@ METHODS = {
     "diwa": "the same without runs that lower the validation accuracy",
     "ensemble": "the mean of all runs' probabilities",
     "wise_ft": "the mean of a run's weights and its starting weights",
+    "experts": "the mean of a mixture's experts",
 }
+ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]  # of wise_ft
+# Methods of one run
+ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the experts of one run"}
 # Options that averaged runs share
 SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "model"]
 SHARED += ["model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
@@ -75,8 +83,11 @@ def build_parser() -> ToolParser:
     add("--output", type=Path, required=True, metavar="DIR", help="run folder to write")
     listing = "; ".join(f"{name}, {words}" for name, words in METHODS.items())
     add("--method", choices=METHODS, default="uniform", help=f"{listing} (default: %(default)s)")
-    alphas = "wise_ft: weights of the run, from 0 (its start) to 1 (default: 0 0.25 0.5 0.75 1)"
-    add("--alpha", type=share, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], metavar="X", help=alphas)
+    alphas = "wise_ft: weights of the run, from 0 (its start) to 1 (default: 0 0.25 0.5 0.75 1); experts: one number, "
+    alphas += "from 0 (all experts count alike, the default) to 1 (each by its use on the training domains)"
+    add("--alpha", type=share, nargs="+", metavar="X", help=alphas)
+    place = "experts: make MoGE the network of this place (default: its shared expert)"
+    add("--at", type=float, nargs=2, metavar=("LON", "LAT"), help=place)
     matched = "order experts like the most similar ones of the first run before averaging (default: off)"
     add("--match-experts", action=argparse.BooleanOptionalAction, default=False, help=matched)
     add("--data-dir", metavar="DIR", help="folder of the runs' images, if it was moved")
@@ -151,6 +162,12 @@ class Averages:
         self.runs, self.plan, self.device = runs, plan, args.device
         sources = [f"local-dir:{run.folder / 'best'}" for run in runs]
         self.networks = [load_trained(source) for source in sources]
+        self.merged: dict[str, Any] = {}  # arguments of a run that has no mixture any more
+        if args.method == "experts":
+            self.networks = [merged(self.networks[0].to(self.device), plan, args).cpu()]
+            name, kwargs = self.networks[0].pretrained_cfg["architecture"], get_model_args(self.networks[0])
+            kwargs = {key: value for key, value in kwargs.items() if key in plan.options.model_kwargs}
+            self.merged = {"model": name, "model_kwargs": kwargs, "metadata_columns": None, "coverage_radius": None}
         self.weights = [network.state_dict() for network in self.networks]
         if args.match_experts:
             self.weights = [match_experts(self.networks[0], self.weights[0], weights) for weights in self.weights]
@@ -191,7 +208,7 @@ class Averages:
         args = common([self.runs[member].args for member in members])
         args |= {"average_method": method, "average_of": [self.runs[member].folder.name for member in members]}
         names = (*self.plan.folder.args, "average_method", "average_of")
-        args = {name: args[name] for name in names if name in args}
+        args = {name: args[name] for name in names if name in args} | self.merged
         # All candidates, so that another selection of the same ones is not taken for another average
         measured = {"average_sha256": self.sha256, "domain_digests": self.plan.folder.args["domain_digests"]}
         return {**args, **measured, "output": str(path.parent), "experiment": path.name}
@@ -202,6 +219,7 @@ class Averages:
         scores = score(network.to(self.device), batches, self.plan.domains)
         last = self.runs[members[0]].records[-1]
         args = {**common([self.runs[member].args for member in members]), "hparams_seed": last.args["hparams_seed"]}
+        args |= self.merged
         hparams = common([self.runs[member].records[-1].hparams for member in members])
         empty: dict[str, Any] = {"losses": {}, "step_time": 0.0, "mem_gb": 0.0}
         return replace(last, **empty, args=args, hparams=hparams, averaged=True, **scores)
@@ -220,6 +238,18 @@ class Averages:
             return
         for number, (member, config) in enumerate(zip(network.networks, self.configs, strict=True)):
             save_network(member, folder / str(number), label_names(member) or self.plan.classes, config)
+
+
+def merged(network: nn.Module, plan: RunPlan, args: argparse.Namespace) -> nn.Module:
+    """Returns the plain network of a mixture. Experts are weighted by their use on the images that trained them."""
+    config = data_config(network)
+    transform = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+    splits = [Split(plan.splits[domain].inside, plan.splits[domain].inside[:0]) for domain in plan.training]
+    images = EvaluationImages([plan.domains[domain] for domain in plan.training], splits, transform)
+    batches = evaluation_loader(images, batch_size=plan.options.validation_batch_size, workers=args.workers)
+    on_device = (batch[0].to(args.device) for batch in batches)
+    place = None if args.at is None else tuple(args.at)
+    return merge_experts(network, on_device, alpha=args.alpha and args.alpha[0], lonlat=place)
 
 
 def select(averages: Averages) -> list[int]:
@@ -280,14 +310,21 @@ def main(argv: Sequence[str]) -> None:
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="%(message)s")
     runs = read_runs(args.runs)
-    if args.method == "wise_ft" and len(runs) > 1:
-        raise ArgumentError.of("runs", [str(run.folder) for run in runs], "wise_ft averages one run with its start")
+    if args.method in ONE_RUN and len(runs) > 1:
+        raise ArgumentError.of("runs", [str(run.folder) for run in runs], f"{args.method} {ONE_RUN[args.method]}")
+    if args.at and args.method != "experts":
+        raise ArgumentError.of("at", args.at, "is the place of --method experts; leave it out")
+    if args.alpha and (args.method not in ONE_RUN or (args.method == "experts" and len(args.alpha) > 1)):
+        raise ArgumentError.of("alpha", args.alpha, "is one number of --method experts, or numbers of wise_ft")
     if args.method in ("uniform", "diwa"):
         check_starts(runs)
     averages = Averages(runs, plan_data(runs[0], args), args)
     method = f"{args.method} --match-experts" if args.match_experts else args.method
+    if args.method == "experts":
+        words = {"--alpha": args.alpha, "--at": args.at}
+        method = " ".join([method, *(f"{name} {' '.join(f'{x:g}' for x in x_)}" for name, x_ in words.items() if x_)])
     if args.method == "wise_ft":
-        write_between(averages, args.output, method, args.alpha)
+        write_between(averages, args.output, method, args.alpha or ALPHAS)
     else:
         write_average(averages, args.output, method)
 

@@ -27,7 +27,8 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
 from timm_moe_dg.hub.origin import Origin, hub_link, published_source
-from timm_moe_dg.hub.push import push_folder
+from timm_moe_dg.hub.push import push_folder, push_space
+from timm_moe_dg.hub.space import write_space
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced
 
@@ -59,6 +60,8 @@ def build_parser() -> ToolParser:
     add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
     report = "also publish the run's report.html, which shows some of its images"
     add("--with-report", action="store_true", help=report)
+    space = "also publish a Space of this name, a page on which people try the model"
+    add("--with-space", action="store_true", help=space)
     add("--dry-run", action="store_true", help="write and list the folder, and send nothing")
     add("--output", default="output", metavar="DIR", help="write the folder to DIR/hub (default: %(default)s)")
     return parser
@@ -70,6 +73,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ArgumentError.of("run", args.run and str(args.run), "give exactly one of RUN, --model and --upcycled")
     if args.initial_checkpoint and not args.model:
         raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "needs --model NAME")
+    if args.with_space and (args.create_pr or args.revision):
+        raise ArgumentError.of(
+            "with_space", True, "needs the model on its main branch; leave out --revision, --create-pr"
+        )
     if args.create_pr and args.revision:
         raise ArgumentError.of("revision", args.revision, "--create-pr goes to main; leave out one of the two")
     try:
@@ -106,11 +113,11 @@ def prepare(args: argparse.Namespace) -> Path:
     return target
 
 
-def describe(folder: Path, args: argparse.Namespace) -> str:
+def describe(folder: Path, args: argparse.Namespace, kind: str = "") -> str:
     """Lists the files with their sizes in bytes, and the destination."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"  {path.stat().st_size:>13,}  {path.relative_to(folder)}" for path in files]
-    target = f"{constants.ENDPOINT}/{args.repo_id}, branch {args.revision or 'main'}"
+    target = f"{constants.ENDPOINT}/{kind}{args.repo_id}, branch {args.revision or 'main'}"
     notes = ["as a pull request"] if args.create_pr else []
     notes += ["private, if it is new"] if args.private else []
     return "\n".join(map(one_line, [f"{folder} -> {', '.join([target, *notes])}", *lines]))
@@ -123,12 +130,17 @@ def main(argv: Sequence[str]) -> None:
     check_arguments(args)
     folder = prepare(args)
     print(describe(folder, args))
+    if args.with_space:
+        space = write_space(folder, args.repo_id)
+        print(describe(space, args, "spaces/"))
     if args.dry_run:
         print("dry run: nothing was sent")
         return
     options = {"private": args.private, "revision": args.revision, "create_pr": args.create_pr}
     commit = push_folder(folder, args.repo_id, replace_model=args.replace_model, **options)
     print(f"published: {commit.pr_url or commit.commit_url}")
+    if args.with_space:
+        print(f"space: {push_space(space, args.repo_id, private=args.private).commit_url}")
     print(f"model: timm.create_model('hf-hub:{args.repo_id}', pretrained=True), after import timm_moe_dg")
 
 

@@ -47,6 +47,18 @@ def test_everything_arrives_in_one_commit_and_a_second_upload_sends_nothing(hub,
     assert len(sent(hub, "PUT")) == len(hub.commits(REPOSITORY)) == 1
 
 
+def test_the_page_of_a_model_arrives_in_a_space_of_the_same_name(hub, tool, tmp_path, capfd):
+    words = [str(write_run(tmp_path / "run")), "--repo-id", REPOSITORY, "--output", str(tmp_path), "--with-space"]
+    tool.main(words)
+    files = hub.repositories[f"space:{REPOSITORY}"].at("main").files
+    written = tmp_path / "hub" / "someone--network--space"
+    assert files == {path.name: path.read_bytes() for path in written.iterdir()}
+    assert hub.commits(REPOSITORY) == ["Add gmoe_tiny_patch16"]
+    assert f"space: {hub.endpoint}/spaces/{REPOSITORY}/commit/" in capfd.readouterr().out
+    tool.main(words)  # nothing is sent twice
+    assert hub.commits(f"space:{REPOSITORY}") == ["Add the page of the model"]
+
+
 def test_only_what_changed_is_sent(hub, folder, tmp_path):
     push_folder(folder, REPOSITORY)
     for path in folder.iterdir():

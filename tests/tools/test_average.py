@@ -4,9 +4,12 @@ import csv
 import json
 import os
 import shutil
+import subprocess
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -19,7 +22,7 @@ from tests.load_tool import load_tool
 from tests.storage.crash_points import killed_at
 from tests.storage.toy_runs import content
 from timm_moe_dg.protocols.records import read_records
-from timm_moe_dg.protocols.selection import validation_accuracy
+from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -212,9 +215,12 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
         words = [str(tmp_path / "a.png"), "--model", str(model), "-j", "0", "--top-k", "10", "--output", str(output)]
         load_tool("predict").main([*words, "--force"])
         _, row = csv.reader(output.read_text().splitlines())
-        return {name: float(value) for name, value in zip(row[1::2], row[2::2], strict=True)}
+        return {name: float(value) for name, value in zip(row[1:-1:2], row[2:-1:2], strict=True)}
 
-    first, second, both = (probabilities(model) for model in (runs / "start", runs / "apart", ensemble))
+    # The members without the temperatures of their runs
+    first, second, both = (
+        probabilities(model) for model in (*(ensemble / "best" / member for member in "01"), ensemble)
+    )
     assert both == pytest.approx({name: (first[name] + second[name]) / 2 for name in first}, abs=2e-6)
     load_tool("report").main([str(ensemble)])
     assert (
@@ -235,9 +241,81 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
     assert not (tmp_path / "again").exists()
 
 
+WITHOUT_THE_PACKAGE = """
+import sys
+sys.modules["timm_moe_dg"] = None  # cannot be imported
+import timm, torch
+from PIL import Image
+folder, picture, output = sys.argv[1:]
+model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+config = timm.data.resolve_model_data_config(model)
+images = timm.data.create_transform(**config)(Image.open(picture).convert("RGB")).unsqueeze(0)
+torch.save(model(images).detach(), f"{output}/logits.pt")
+torch.save(images, f"{output}/images.pt")
+torch.onnx.export(model, (images,), f"{output}/plain.onnx", dynamo=False, input_names=["images"])
+print(model.pretrained_cfg["label_names"][model(images).argmax()])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--alpha", "1"]], ids=str)
+def test_merged_experts_are_a_plain_network_that_timm_loads_without_this_package(
+    words, runs, average, tmp_path, fresh_python, capfd
+):
+    plain = average("a", words=["--method", "experts", *words])
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (tmp_path / "load.py").write_text(WITHOUT_THE_PACKAGE)
+    paths = [plain / "best", tmp_path / "a.png", tmp_path]
+    command = [fresh_python, tmp_path / "load.py", *paths]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    images, logits = (torch.load(tmp_path / f"{name}.pt") for name in ("images", "logits"))
+    if not words:  # by hand
+        state, dense = weights(runs / "a" / "best"), timm.create_model(f"local-dir:{plain / 'best'}")
+        means = {name.replace("experts.", ""): value.mean(0) for name, value in state.items() if ".experts." in name}
+        dense.load_state_dict(
+            {name: value for name, value in state.items() if ".mlp.r" not in name and ".experts." not in name} | means
+        )
+        assert torch.allclose(dense.eval()(images), logits, atol=1e-5)
+    session = onnxruntime.InferenceSession(tmp_path / "plain.onnx")
+    assert np.allclose(session.run(None, {"images": images.numpy()})[0], logits.numpy(), atol=1e-4)
+    capfd.readouterr()
+    load_tool("predict").main([str(tmp_path / "a.png"), "--model", str(plain), "-j", "0"])
+    assert capfd.readouterr().out.splitlines()[1].split(",")[1] == done.stdout.strip()
+    (record,) = read_records(plain / "results.jsonl")
+    expected = {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
+    assert (record.args["model"], record.args["model_kwargs"]) == ("deit_tiny_patch16_224", expected)
+    assert record.args["average_method"] == " ".join(["experts", *words])
+    load_tool("push_to_hub").main([str(plain), "--repo-id", "me/plain", "--dry-run", "--output", str(tmp_path / "hub")])
+    card = next((tmp_path / "hub").rglob("README.md")).read_text()
+    assert "import timm_moe_dg" not in card
+    assert f"average a --method {record.args['average_method']} --output DIR" in card
+
+
+def test_the_example_compares_mixtures_with_their_merged_networks(runs, tmp_path, capfd, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    from merge_experts import main
+
+    monkeypatch.chdir(tmp_path)
+    main("merged", str(runs / "a"), str(runs / "start"))
+    lines = [line for line in capfd.readouterr().out.splitlines() if " MB" in line]
+    assert [line.split(": ")[0] for line in lines] == ["mixture", "merged, mean", "merged, by use", "dense"]
+    (record,) = read_records(tmp_path / "merged" / "alpha_0" / "a" / "results.jsonl")
+    accuracy, mixture = (
+        100 * reported_accuracy(row)
+        for row in (record, training_domain_validation(read_records(runs / "a" / "results.jsonl")))
+    )
+    assert lines[1].startswith(f"merged, mean: {accuracy:.1f} ± nan")
+    assert f"{accuracy - mixture:+.1f} to the mixture" in lines[1]
+
+
 @pytest.mark.parametrize(
     ("names", "words", "message"),
     [
+        (["a", "b"], ["--method", "experts"], "experts merges the experts of one run"),
+        (["a"], ["--method", "experts", "--alpha", "0", "1"], "alpha=[0.0, 1.0]: is one number of --method experts"),
+        (["a"], ["--method", "experts", "--at", "13.4", "52.5"], "at=(13.4, 52.5): the model does not route by places"),
+        (["a", "b"], ["--at", "13.4", "52.5"], "at=[13.4, 52.5]: is the place of --method experts; leave it out"),
+        (["a", "b"], ["--alpha", "0.5"], "alpha=[0.5]: is one number of --method experts, or numbers of wise_ft"),
         (["start", "apart"], [], "apart': started from random weights of its own; start all runs from one file"),
         (["a", "start"], [], "has weights_sha256="),
         (["a", "b"], ["--method", "wise_ft"], "wise_ft averages one run with its start"),

@@ -1,11 +1,13 @@
 """The publishing tool: folders, printed lines and refused arguments."""
 
 import re
+import runpy
 import shutil
 
 import pytest
 import timm
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
@@ -52,6 +54,26 @@ def test_the_report_which_shows_images_is_sent_only_when_asked_for(tool, tmp_pat
     (run / "report.html").write_text("<img>")
     assert not (dry_run(tool, tmp_path, run) / "report.html").exists()
     assert (dry_run(tool, tmp_path, run, "--with-report") / "report.html").read_text() == "<img>"
+
+
+def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
+    folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--with-space")
+    space = folder.with_name("someone--network--space")
+    assert f"{space} -> https://huggingface.co/spaces/{REPOSITORY}" in capsys.readouterr().out
+    assert {path.name for path in space.iterdir()} == {"README.md", "app.py", "requirements.txt"}
+    header = yaml.safe_load((space / "README.md").read_text().split("---")[1])
+    assert {key: header[key] for key in ("title", "sdk", "app_file", "models")} == {
+        "title": "network",
+        "sdk": "gradio",
+        "app_file": "app.py",
+        "models": [REPOSITORY],
+    }
+    assert header["license"] == yaml.safe_load((folder / "README.md").read_text().split("---")[1])["license"]
+    served = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("timm_moe_dg.inference.demo.serve", served.append)
+        runpy.run_path(str(space / "app.py"))
+    assert served == [f"hf-hub:{REPOSITORY}"]
 
 
 def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, constants
 from huggingface_hub.errors import (
@@ -109,3 +110,17 @@ def _reason(error: HfHubHTTPError) -> str:
     if status == 403:
         return f"this token has no write access (403: {error.server_message or 'forbidden'}); {_TOKEN}"
     return f"the Hub answered {status}: {error.server_message or str(error).splitlines()[0]}"
+
+
+def push_space(folder: Path, repo_id: str, *, private: bool = False) -> CommitInfo:
+    """Uploads every file of a folder to a Space of the Hub that runs gradio, created if needed.
+
+    Raises:
+        HubError: As in `push_folder`.
+    """
+    api = HfApi(library_name="timm_moe_dg")
+    with _explained(repo_id, "the model is published, and its Space is not; repeat the same command"):
+        space: dict[str, Any] = {"repo_type": "space", "space_sdk": "gradio"}
+        api.create_repo(repo_id, private=private or None, exist_ok=True, **space)
+        operations = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())]
+        return api.create_commit(repo_id, operations, commit_message="Add the page of the model", repo_type="space")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
+from ..networks.merging import dense_name
 
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Options: TypeAlias = dict[str, Any]
@@ -96,10 +97,8 @@ def _layer_inputs(layer: Network, plan: Network, batch_size: int, device: str) -
 
 def _dense_model(plan: Network, options: Options, factor: float = 1) -> nn.Module:
     """The dense model that `plan` is upcycled from, its mixture blocks' feed-forwards `factor` times as wide."""
-    source = plan.pretrained_cfg.get("hf_hub_id") or ""
-    name = plan.mixture_args["backbone"] if hasattr(plan, "mixture_args") else source.split("/")[1].split(".")[0]
     size = {key: options[key] for key in ("img_size",) if key in options}
-    dense = timm.create_model(name, num_classes=plan.num_classes, **size)
+    dense = timm.create_model(dense_name(plan), num_classes=plan.num_classes, **size)
     for place in mixture_layers(plan) if factor > 1 else ():
         dense.set_submodule(place, _widened(dense.get_submodule(place), factor))
     return dense

@@ -68,6 +68,8 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
     unused = num_experts - len([index for index in experts if index >= 0])
     one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
     title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
+    width = GRID_SIDE * len(rows[0][1])
+    title = fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))
     names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
     style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
     marks = {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
@@ -77,6 +79,7 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
     handles = [*entries, *(line_handle(name, **mark) for name, mark in marks.items())]
     across = max(2, len(rows[0][1]))
     lines = math.ceil(len(handles) / across)
+    lines += title.count("\n")
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
         for axes, photo in _filled(panels, rows):
             _draw(axes, photo, photo.pixels)
