@@ -143,7 +143,7 @@ class Demo:
         """Writes images of the run's first held-out domain: files with their metadata. Only runs have any."""
         try:
             view = open_run(Path(self.model.removeprefix(LOCAL)).parent)
-            domain = view.domains()[view.args["test_domains"][0]]
+            domain = view.domains[view.args["test_domains"][0]]
             found = []
             for position in np.linspace(0, len(domain) - 1, _EXAMPLES).round().astype(int).tolist():
                 path, metadata = f"{self._folder.name}/{position}.png", view.metadata(domain, position)

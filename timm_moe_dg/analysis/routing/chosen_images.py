@@ -129,10 +129,14 @@ def batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
 def photographs(rows: ImageRows, values: Tensor, parts: Iterable[Places] = repeat({})) -> Rows:
     """Pairs images with values (B, ...), and with the places of parts, in the order of `batches`."""
     remaining = zip(values, parts, strict=False)
+    return [
+        (name, [image and Photograph(image.name, small_pixels(image.image), *next(remaining)) for image in row])
+        for name, row in rows
+    ]
 
-    def photograph(image: ChosenImage) -> Photograph:
-        small = as_picture(image.image) if isinstance(image.image, Tensor) else image.image.copy()
-        small.thumbnail((MAX_SIDE, MAX_SIDE))
-        return Photograph(image.name, np.asarray(small), *next(remaining))
 
-    return [(name, [image and photograph(image) for image in row]) for name, row in rows]
+def small_pixels(image: Pixels) -> np.ndarray:
+    """uint8 (height, width, 3), reduced to `MAX_SIDE` if larger."""
+    small = as_picture(image) if isinstance(image, Tensor) else image.copy()
+    small.thumbnail((MAX_SIDE, MAX_SIDE))
+    return np.asarray(small)
