@@ -65,8 +65,8 @@ ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]  # of wise_ft
 # Methods of one run
 ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the experts of one run"}
 # Options that averaged runs share
-SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "model"]
-SHARED += ["model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
+SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "group_column"]
+SHARED += ["model", "model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
 SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here
 PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)} | {"seed", "eval_train"}

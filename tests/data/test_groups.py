@@ -65,16 +65,16 @@ def test_groups_that_leave_nothing_are_named(caplog):
     groups = [["P1"] * 4, ["P2", "P3", "P4", "P4"]]
     splits = split_by_group(domains, [0, 1], groups, trial_seed=0, holdout_fraction=0.2)
     with pytest.raises(
-        ProtocolError, match=r"group_by='p': domain 'a' has no validation group among its 4 images of P1"
+        ProtocolError, match=r"group_column='p': domain 'a' has no validation group among its 4 images of P1"
     ):
-        check_groups(domains, [0, 1], groups, splits, "group_by='p'")
+        check_groups(domains, [0, 1], groups, splits, "group_column='p'")
     splits = split_by_group(domains, [1], groups, trial_seed=0, holdout_fraction=0.2)
-    check_groups(domains, [1], groups, splits, "group_by='p'")  # all of a test domain may be of one group
+    check_groups(domains, [1], groups, splits, "group_column='p'")  # all of a test domain may be of one group
     assert "one group holds all training images of the classes 'y': training or validation lacks" in caplog.text
     official = replace(domains[1], split=Split(np.array([0, 2]), np.array([1, 3])))
     splits = split_by_group([domains[0], official], [1], groups, trial_seed=0, holdout_fraction=0.2)
     with pytest.raises(ProtocolError, match="own split has training and validation images of P4; correct its split"):
-        check_groups([domains[0], official], [1], groups, splits, "group_by='p'")
+        check_groups([domains[0], official], [1], groups, splits, "group_column='p'")
 
 
 PATHS = ["a/P1_0.png", "a/P1_1.png", "b/P2_0.png"]
@@ -90,21 +90,29 @@ def of_paths(root: Path, text: str | None = None, **args) -> list[list[str]] | N
 
 def test_groups_come_from_a_pattern_or_a_column(tmp_path):
     assert of_paths(tmp_path) is None
-    assert of_paths(tmp_path, group_by=r"(P\d+)_") == [["P1", "P1"], ["P2"]]
-    assert of_paths(tmp_path, group_by=r"^(\w)/P(\d+)") == [["a/1", "a/1"], ["b/2"]]
+    assert of_paths(tmp_path, group_column=r"(P\d+)_") == [["P1", "P1"], ["P2"]]
+    assert of_paths(tmp_path, group_column=r"^(\w)/P(\d+)") == [["a/1", "a/1"], ["b/2"]]
     rows = "path;patient\nb/P2_0.png;B\n./a/P1_0.png;A\na/P1_1.png;C\nz.png;D\n"
-    assert of_paths(tmp_path, rows, group_by="patient") == [["A", "C"], ["B"]]
+    assert of_paths(tmp_path, rows, group_column="patient") == [["A", "C"], ["B"]]
 
 
 LACKING = "path,patient\na/P1_0.png,A\n"
 
 
 @pytest.mark.parametrize(
-    ("group_by", "rows", "message"),
+    ("group_column", "rows", "message"),
     [
-        (r"(P\d+)_1", None, r"group_by='.*': does not match 2 of 3 images, such as 'a/P1_0.png'; every image needs"),
-        ("(P", None, r"group_by='\(P': is no regular expression \(missing \).*\); give one such as"),
-        ("patient", None, r"group_by='patient': is a column, and '.*' holds no metadata.csv; write it, or give a patt"),
+        (
+            r"(P\d+)_1",
+            None,
+            r"group_column='.*': does not match 2 of 3 images, such as 'a/P1_0.png'; every image needs",
+        ),
+        ("(P", None, r"group_column='\(P': is no regular expression \(missing \).*\); give one such as"),
+        (
+            "patient",
+            None,
+            r"group_column='patient': is a column, and '.*' holds no metadata.csv; write it, or give a patt",
+        ),
         (
             "plot",
             LACKING,
@@ -114,7 +122,7 @@ LACKING = "path,patient\na/P1_0.png,A\n"
         ("patient", LACKING[:-2], r"column 'patient' is \[''\] in lines 2; every row needs the name of a group"),
     ],
 )
-def test_bad_columns_and_patterns_are_named(tmp_path, group_by, rows, message):
+def test_bad_columns_and_patterns_are_named(tmp_path, group_column, rows, message):
     with pytest.raises(MoeDgError, match=message) as caught:
-        of_paths(tmp_path, rows, group_by=group_by)
+        of_paths(tmp_path, rows, group_column=group_column)
     assert "\n" not in str(caught.value)

@@ -57,7 +57,7 @@ def test_long_tables_are_cut_and_few_images_need_few_steps(tmp_path):
         str(tmp_path / "data"),
         "--model",
         "test_vit",
-        "--group-by",
+        "--group-column",
         r"(P\d+)_",
     ]
     with pytest.raises(ProtocolError, match=r"'hospital_north_1' has no training group among its 26 images of P0, P1;"):

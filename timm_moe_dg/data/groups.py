@@ -20,15 +20,15 @@ def image_groups(domains: Sequence[Domain], args: Mapping[str, Any]) -> list[lis
     Args:
         domains: Domains of image files.
         args: Options of a run. With `split_by_photograph`, files with the same name but for the extension are a group.
-            `group_by` is a column of metadata.csv, or a regular expression that is searched in paths below `data_dir`.
-            The texts of its capture groups are the name. `columns` may rename the column `path`.
+            `group_column` is a column of metadata.csv, or a regular expression that is searched in paths below
+            `data_dir`. The texts of its capture groups are the name. `columns` may rename the column `path`.
     """
-    given = args.get("group_by")
+    given = args.get("group_column")
     if not (given or args.get("split_by_photograph")):
         return None
     if given and args.get("split_by_photograph"):
-        raise ArgumentError.of("group_by", given, "add --no-split-by-photograph, since images have one group each")
-    argument, value = ("group_by", given) if given else ("split_by_photograph", True)
+        raise ArgumentError.of("group_column", given, "add --no-split-by-photograph, since images have one group each")
+    argument, value = ("group_column", given) if given else ("split_by_photograph", True)
     for domain in domains:
         if len(domain) and not isinstance(domain.images[0], str | bytes):
             raise ArgumentError.of(argument, value, f"domain {domain.name!r} is not made of image files; leave it out")
@@ -40,7 +40,7 @@ def image_groups(domains: Sequence[Domain], args: Mapping[str, Any]) -> list[lis
     if lacking := [path for files in paths for path in files if path not in names]:
         place = "does not match" if "(" in given else "has no row in metadata.csv for"
         many = f"{len(lacking)} of {sum(map(len, paths))} images, such as {os.path.relpath(lacking[0], root)!r}"
-        raise ArgumentError.of("group_by", given, f"{place} {many}; every image needs a group")
+        raise ArgumentError.of("group_column", given, f"{place} {many}; every image needs a group")
     return [[names[path] for path in files] for files in paths]
 
 
@@ -48,9 +48,8 @@ def _by_pattern(pattern: str, root: Path, paths: Sequence[Sequence[str]]) -> dic
     try:
         search = re.compile(pattern).search
     except re.error as error:
-        raise ArgumentError.of(
-            "group_by", pattern, f"is no regular expression ({error}); give one {EXAMPLE}"
-        ) from error
+        remedy = f"is no regular expression ({error}); give one {EXAMPLE}"
+        raise ArgumentError.of("group_column", pattern, remedy) from error
     matches = {path: search(Path(os.path.relpath(path, root)).as_posix()) for files in paths for path in files}
     names = {path: "/".join(filter(None, match.groups())) for path, match in matches.items() if match}
     return {path: name for path, name in names.items() if name}
@@ -62,7 +61,7 @@ def _by_column(
     table, path_column = root / "metadata.csv", str((columns or {}).get("path", "path"))
     if not table.is_file():
         remedy = f"is a column, and {str(root)!r} holds no metadata.csv; write it, or give a pattern {EXAMPLE}"
-        raise ArgumentError.of("group_by", column, remedy)
+        raise ArgumentError.of("group_column", column, remedy)
     fields = read_csv(table, [path_column])
     require_columns(table, list(fields), [column], f"name one of these, or give a pattern {EXAMPLE}")
     rows = [normalized(path) for path in parsed(table, fields, path_column, below(root), "a path below the folder")]

@@ -139,7 +139,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     weights = weights_files(vars(filled))
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
-    kind = "photograph" if filled.split_by_photograph else "group" if filled.group_by else "random"
+    kind = "photograph" if filled.split_by_photograph else "group" if filled.group_column else "random"
     kinds = ["official" if domain.split else kind for domain in domains]
     facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
@@ -264,7 +264,7 @@ def make_splits(
         return split_domains(domains, training if checking else [], **how, positions=positions)
     splits = split_by_group(domains, training, groups, **how, positions=positions, all_shared=by_photograph)
     if checking:
-        argument = "split_by_photograph=True" if by_photograph else f"group_by={args['group_by']!r}"
+        argument = "split_by_photograph=True" if by_photograph else f"group_column={args['group_column']!r}"
         check_groups(domains, training, groups, splits, argument)
         if not by_photograph:
             _log_groups(argument, groups)

@@ -91,8 +91,8 @@ def splits_in_words(record: Record) -> list[str]:
     sentences = {
         RANDOM: f"each domain is split at random, by trial seed {seed}, into {100 - out:.1f}% (in) and {out:.1f}% "
         "(out)",
-        GROUP: f"each domain is split by groups of images ({record.args.get('group_by')}), by trial seed {seed}, into "
-        f"about {100 - out:.1f}% (in) and {out:.1f}% (out)",
+        GROUP: f"each domain is split by groups of images ({record.args.get('group_column')}), by trial seed {seed}, "
+        f"into about {100 - out:.1f}% (in) and {out:.1f}% (out)",
         OFFICIAL: f"the data's own; {'; '.join(words for role, words in parts.items() if role in roles)}",
         PHOTOGRAPH: "by photograph, the same in all domains: 60% for training, 20% for validation (out), 20% for "
         "testing",

@@ -84,7 +84,7 @@ class EvaluationDataOptions:
         help="share of each domain's images for validation (default otherwise: 0.2)")
     split_by_photograph: bool | None = option(None, action=argparse.BooleanOptionalAction,
         help="keep all versions of a photograph in the same split (default otherwise: the data set's)")
-    group_by: str | None = option(None, metavar="COLUMN|PATTERN",
+    group_column: str | None = option(None, metavar="COLUMN|PATTERN",
         help="keep images of a group in the same split, as in finetune (default otherwise: off)")
     columns: Mapping[str, str] | None = option(None, type=key_value, nargs="*", metavar="NAME=COLUMN",
         help="your names of columns of metadata.csv, as in finetune")
@@ -270,7 +270,7 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     """Splits the domains as the run did."""
     domains, known = data.domains, data.known
     if known and not any(domain.position is not None for domain in known):  # new data may have no such groups
-        options = replace(options, group_by=None)
+        options = replace(options, group_column=None)
     splits = make_splits(
         domains,
         [index for index in range(len(domains)) if index not in data.test_domains],

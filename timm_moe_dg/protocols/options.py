@@ -81,7 +81,7 @@ class DataOptions:
     split_by_photograph: bool | None = option(None, role=DATA, action=argparse.BooleanOptionalAction,
         help="keep all versions of a photograph in the same split, if domains share photographs (default: on for "
         "emoji_styles, else off)")
-    group_by: str | None = option(None, role=DATA, metavar="COLUMN|PATTERN",
+    group_column: str | None = option(None, role=DATA, metavar="COLUMN|PATTERN",
         help="keep images of one patient, plot or scene in the same split: a column of metadata.csv, or a regular "
         r"expression over paths with a capture group, such as '(P\d+)_' (default: off)")
     columns: Mapping[str, str] = option({}, role=DATA, type=key_value, nargs="*", metavar="NAME=COLUMN",

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
+from ..cli.values import LOCAL
 from ..data import Domain, EvaluationImages, Split
 from ..errors import DataError
 from ..finetuning.plan import make_splits
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
+from ..networks.calibration import find_calibration
 from ..networks.trained import match_classes, takes_metadata
 from ..protocols.assessment import Assessment, assess
 from ..protocols.domain_roles import unseen_domains
@@ -136,10 +138,12 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> NetworkFacts:
     domains, parts, positions = match_classes(view.model, domains, limited)
     with_metadata = takes_metadata(view.model, domains, view.columns)
     images = EvaluationImages(domains, parts, view.transform, with_metadata=with_metadata)
-    network = _FirstExperts(view.model)
+    network, calibration = _FirstExperts(view.model), find_calibration(f"{LOCAL}{view.folder / 'best'}", view.model)
+    temperature = calibration.temperature if calibration else 1.0
     with record_routing(view.model):
-        outputs = collect_outputs(network, view.evaluation_batches(images, settings.workers), positions)
-    counts = {name: torch.cat(batches) for name, batches in network.counts.items()}
+        batches = view.evaluation_batches(images, settings.workers)
+        outputs = collect_outputs(network, batches, positions, temperature=temperature)
+    counts = {name: torch.cat(sizes) for name, sizes in network.counts.items()}
     counted = test_domains or range(len(domains))
     return NetworkFacts(view.name, images, outputs, test_domains, counted, total=total, first_experts=counts)
 
