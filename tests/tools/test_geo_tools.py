@@ -125,9 +125,12 @@ def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
     (tmp_path / "where.csv").write_text(f"path,lon,lat\na.png,{','.join(map(str, domain.metadata[0]))}\n")
     words = [str(tmp_path / "a.png"), "--model", f"local-dir:{run / 'best'}", "-j", "0", "--output"]
     place = ["--metadata", str(tmp_path / "where.csv")]
-    for name, more in {"shared": [], "covered": [*place, "--coverage-radius", "100"], "routed": place}.items():
-        load_tool("predict").main([*words, str(tmp_path / f"{name}.csv"), *more])
-    shared, covered, routed = ((tmp_path / f"{name}.csv").read_text() for name in ("shared", "covered", "routed"))
+    rows = []
+    for radius, more in (("100", []), ("100", place), ("inf", place)):
+        load_tool("predict").main([*words, str(tmp_path / "out.csv"), "--force", "--coverage-radius", radius, *more])
+        rows.append((tmp_path / "out.csv").read_text().splitlines()[1].split(","))
+    (*shared, of_shared), (*covered, of_covered), (*routed, of_routed) = rows
+    assert (of_shared, of_covered, of_routed) == ("shared_expert", "outside_coverage", "ok")
     assert covered == shared != routed
 
 
