@@ -174,7 +174,8 @@ def test_a_dry_run_opens_every_image_unless_told_not_to(tmp_path, capsys):
         (tmp_path / "b" / "x" / f"{position:02}.png").write_bytes(b"cut")
     words = ["--dataset", "folder", "--data-dir", str(tmp_path), "--model", "gmoe_tiny_patch16", *SIZE, "--dry-run"]
     words += ["--img-size", "16", "-j", "0", "--test-domains", "b"]
-    with pytest.raises(SystemExit, match=r"DataError: images: 2 of 80 \(2 \.png\) cannot be read: image='.*b/x/.*--skip-unr"):
+    message = r"DataError: images: 2 of 80 \(2 \.png\) cannot be read: image='.*b/x/.*--skip-unr"
+    with pytest.raises(SystemExit, match=message):
         load_tool("finetune").main(words)
     load_tool("finetune").main([*words, "--no-check-images"])
     assert capsys.readouterr().out.endswith("dry run: nothing was trained\n")
