@@ -1,4 +1,4 @@
-"""Measures the routing of finished runs, as docs/results/routers.md reports it.
+"""Measures the routing of finished runs of examples/routers/routers.yaml and others.
 
     export PYTHONPATH=examples
     python examples/routers/measure.py output/routers/* --output routing.csv
