@@ -66,6 +66,7 @@ OTHERS = {
     "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
     "python examples/compare.py": "tests/examples/test_fashion_shift.py",
     "python examples/experts.py": "tests/examples/test_fashion_shift.py",
+    "python examples/routers/": "tests/examples/test_routers.py",
     "python examples/merge_experts.py": "tests/tools/test_average.py",
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",
