@@ -268,7 +268,7 @@ def test_merged_experts_are_a_plain_network_that_timm_loads_without_this_package
     paths = [plain / "best", tmp_path / "a.png", tmp_path]
     command = [fresh_python, tmp_path / "load.py", *paths]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
-    images, logits = (torch.load(tmp_path / f"{name}.pt") for name in ("images", "logits"))
+    images, logits = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("images", "logits"))
     if not words:  # by hand
         state, dense = weights(runs / "a" / "best"), timm.create_model(f"local-dir:{plain / 'best'}")
         means = {name.replace("experts.", ""): value.mean(0) for name, value in state.items() if ".experts." in name}

@@ -150,16 +150,18 @@ def abstention_threshold(confidence: Tensor, abstain: float) -> float:
 def held_out_scores(folder: Path, own: Calibration) -> Scores:
     """Collects the scores on held-out domains of the runs below a folder that share method and classes."""
     places = sorted(path for path in folder.glob("**/best") if path.is_dir())
-    found = [read_calibration(path / CALIBRATION) for path in places if (path / CALIBRATION).is_file()]
-    if not any(len(item.held_out.confidence) for item in found):
+    calibrations = [read_calibration(path / CALIBRATION) for path in places if (path / CALIBRATION).is_file()]
+    if not any(len(item.held_out.confidence) for item in calibrations):
         remedy = f"holds no calibrated run that held out a domain; calibrate each run: {calibration_command('RUN')}"
         raise ArgumentError.of("calibration", str(folder), remedy)
-    fitting = [item for item in found if (item.method, sorted(item.classes)) == (own.method, sorted(own.classes))]
+    fitting = [
+        item for item in calibrations if (item.method, sorted(item.classes)) == (own.method, sorted(own.classes))
+    ]
     if not fitting:
         remedy = f"the model is of {own.method} with {len(own.classes)} classes, and no run is; give the model's sweep"
         raise ArgumentError.of("calibration", str(folder), remedy)
-    if len(places) > len(found):
-        _logger.warning(f"{folder}: {len(places) - len(found)} of {len(places)} runs are not calibrated")
+    if len(places) > len(calibrations):
+        _logger.warning(f"{folder}: {len(places) - len(calibrations)} of {len(places)} runs are not calibrated")
     parts = [vars(item.held_out) for item in fitting]
     return Scores(*(torch.cat([part[name] for part in parts]).sort().values for name in parts[0]))
 

@@ -144,16 +144,16 @@ class Demo:
         try:
             view = open_run(Path(self.model.removeprefix(LOCAL)).parent)
             domain = view.domains[view.args["test_domains"][0]]
-            found = []
+            images = []
             for position in np.linspace(0, len(domain) - 1, _EXAMPLES).round().astype(int).tolist():
                 path, metadata = f"{self._folder.name}/{position}.png", view.metadata(domain, position)
                 Image.fromarray(np.asarray(domain.pixels(position))).save(path)
                 values = [] if metadata is None else metadata.flatten().tolist()
-                found.append((path, [str(round(value, 6)) for value in values]))
+                images.append((path, [str(round(value, 6)) for value in values]))
         except (MoeDgError, IndexError, KeyError, OSError, TypeError) as error:
             _logger.info(one_line(f"without examples: {error}"))
             return []
-        return found
+        return images
 
 
 def _pixel(lon: float, lat: float) -> tuple[float, float]:

@@ -250,8 +250,8 @@ class Predictor:
         }
         for position in set(range(len(rows))) - set(decoded.positions):
             row = rows[position]
-            known = dict(zip(places, row.metadata or self.names.unknown, strict=False))
-            for name, value in {"path": row.path, STATUS: UNREADABLE, **known}.items():
+            coordinates = dict(zip(places, row.metadata or self.names.unknown, strict=False))
+            for name, value in {"path": row.path, STATUS: UNREADABLE, **coordinates}.items():
                 filled[name][position] = value
         return filled
 

@@ -248,13 +248,11 @@ class LinearRouter(Router):
         num_experts: int,
         top_k: int,
         *,
-        normalize_weights: bool = True,
-        noise_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **choice: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(num_experts, top_k, normalize_weights, noise_std, device=device, **choice)
+        super().__init__(num_experts, top_k, device=device, **options)
         self.gate = UpcastLinear(in_features, num_experts, bias=False, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -283,14 +281,12 @@ class CosineRouter(Router):
         num_experts: int,
         top_k: int,
         *,
-        normalize_weights: bool = True,
-        noise_std: float | None = None,
         proj_features: int = 256,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **choice: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(num_experts, top_k, normalize_weights, noise_std, device=device, **choice)
+        super().__init__(num_experts, top_k, device=device, **options)
         self.proj = UpcastLinear(in_features, proj_features, device=device, dtype=dtype)
         self.codes = nn.Parameter(torch.empty(num_experts, proj_features, device=device, dtype=dtype))
         self.logit_scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))

@@ -27,13 +27,11 @@ class RandomRouter(Router):
         num_experts: int,
         top_k: int,
         *,
-        normalize_weights: bool = True,
-        noise_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **choice: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(num_experts, top_k, normalize_weights, noise_std, device=device, **choice)
+        super().__init__(num_experts, top_k, device=device, **options)
         # No parameter, so that nothing that makes parameters trainable reaches it
         self.register_buffer("weight", torch.empty(num_experts, in_features, device=device, dtype=dtype))
         self.reset_parameters()
@@ -61,13 +59,11 @@ class SelfRouter(Router):
         num_experts: int,
         top_k: int,
         *,
-        normalize_weights: bool = True,
-        noise_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **choice: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(num_experts, top_k, normalize_weights, noise_std, device=device, **choice)
+        super().__init__(num_experts, top_k, device=device, **options)
         if in_features < num_experts:
             raise RouterError.of("num_experts", num_experts, f"router='self' takes in_features={in_features} at most")
 
