@@ -4,6 +4,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -67,3 +68,28 @@ def test_a_run_is_measured(load, tmp_path):
     assert row["entropy"] > 0.9  # a router that has seen two steps
     scores = timm_moe_dg.evaluate(run, split="all", workers=0).set_index("domain")
     assert row["accuracy"] == pytest.approx(100 * scores.accuracy.iloc[1], abs=1e-6)
+
+
+def test_networks_are_compared_with_the_cosine_router(load):
+    compare = load("routers/compare")
+    random = np.random.default_rng(0)
+    places = [(shift, domain, seed) for shift in compare.SHIFTS for domain in range(3) for seed in range(4)]
+    gains = {"cosine": 0, "bias": 5, "random": -5}  # in points; the noise is one point
+    gains = {(row, shift): gain for row, gain in gains.items() for shift in compare.SHIFTS}
+    gains |= {("self", shift): gain for shift, gain in zip(compare.SHIFTS, (5, 5, -5), strict=True)}
+    frame = pd.DataFrame(
+        [
+            (row, *place, 50 + gain + random.normal())
+            for (row, shift), gain in gains.items()
+            for place in places
+            if place[0] == shift
+        ],
+        columns=["row", "shift", "domain", "seed", "score"],
+    )
+    table = compare.differences(frame)
+    assert len(table) == 9
+    for line in table.to_dict("records"):
+        assert line["difference"] == pytest.approx(gains[line["row"], line["shift"]], abs=1.5)
+        assert line["p"] == pytest.approx(2 / 2**12)  # all twelve pairs have one sign
+        assert line["p, Holm"] == pytest.approx(9 * line["p"])
+    assert compare.recommended(table) == ["bias"]
