@@ -1,14 +1,18 @@
 """The ```text blocks of pages are what their commands print, up to numbers. Notebooks run with fewer steps."""
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.write_outputs import BEGIN, BLOCK, alike_words, outputs_of, page_environment, refreshed, script_of
+from timm_moe_dg.data import get_benchmark
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +110,18 @@ def test_a_notebook_has_pictures_and_is_small(path):
     assert path.read_text().count('"image/png": "') >= 2
 
 
+def draw_things(folder):
+    """Stands in for the drawn icons: eight things of each class, those that the notebook names among them."""
+    named = {"mammal": "1f404", "vehicle": "1f68c", "plant_and_fruit": "1f34e"}
+    named |= {"tool": "1f528", "face": "1f600", "building": "1f3e0"}
+    benchmark, random = get_benchmark("emoji_styles"), np.random.default_rng(0)
+    for style, label in itertools.product(benchmark.domains, benchmark.classes):
+        (folder / style / label).mkdir(parents=True)
+        for thing in [f"{label}{number}" for number in range(7)] + [named.get(label, label)]:
+            pixels = random.integers(256, size=(48, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / style / label / f"{thing}.png")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, environment, tmp_path, monkeypatch):
@@ -120,6 +136,8 @@ def test_a_notebook_runs(path, environment, tmp_path, monkeypatch):
         done = subprocess.run(["bash", "-c", BEGIN + command], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 
+    if path.stem == "emoji_styles":
+        draw_things(tmp_path / "data" / "emoji_styles")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     exec(compile(code, path.name, "exec"), {"shell": shell})
