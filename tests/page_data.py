@@ -1,7 +1,6 @@
 """Draws the made-up images of pages: `python -m tests.page_data hospitals photos` (see tests/write_outputs.py)."""
 
 import csv
-import json
 import sys
 from dataclasses import replace
 from itertools import product
@@ -13,8 +12,6 @@ from PIL import Image
 
 SITES = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
 CLASSES = ("benign", "malignant")
-CLASSES_OF_LAND = ("crops", "forest")
-SENTINEL2 = ("B02", "B03", "B04", "B05", "B06", "B07", "B08", "B8A", "B11", "B12")
 SIDE = 48  # pixels
 
 
@@ -57,29 +54,6 @@ def patients(folder: Path) -> None:
         csv.writer(file).writerows([("path", "diagnosis", "hospital", "patient"), *rows])
 
 
-def scenes(folder: Path) -> None:
-    """Writes FOLDER/REGION.tif with ten bands of Sentinel-2, 96 x 128 pixels, and FOLDER/labels.geojson."""
-    import rasterio
-
-    random, features = np.random.default_rng(2), []
-    for region, (lon, lat) in {"europe": (5, 50), "africa": (20, 5), "america": (-60, -10)}.items():
-        values = random.uniform(0, 3000, (10, 96, 128))
-        for stripe in range(8):
-            values[stripe % 2, :, 16 * stripe : 16 * stripe + 16] += 3000
-            west, east = lon + 0.016 * stripe, lon + 0.016 * stripe + 0.016
-            ring = [(west, lat), (east, lat), (east, lat - 0.096), (west, lat - 0.096), (west, lat)]
-            shape = {"type": "Polygon", "coordinates": [ring]}
-            features.append(
-                {"type": "Feature", "geometry": shape, "properties": {"label": CLASSES_OF_LAND[stripe % 2]}}
-            )
-        grid = {"crs": "EPSG:4326", "transform": rasterio.Affine(0.001, 0, lon, 0, -0.001, lat)}
-        size = {"count": 10, "height": 96, "width": 128, "dtype": "uint16"}
-        with rasterio.open(folder / f"{region}.tif", "w", driver="GTiff", **grid, **size) as file:
-            file.write(values.astype(np.uint16))
-            file.descriptions = SENTINEL2
-    (folder / "labels.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-
-
 def domain_net(folder: Path) -> None:
     """Writes the folders of DomainNet with one image for each class and domain."""
     image = draw(0, 1.0, np.random.default_rng(3)).resize((8, 8))
@@ -110,7 +84,6 @@ def sweep(folder: Path) -> None:
 DATA = {
     "sweep": sweep,
     "domain_net": domain_net,
-    "scenes": scenes,
     "hospitals": hospitals,
     "new_photos": new_photos,
     "patients": patients,
