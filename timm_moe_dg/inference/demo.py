@@ -22,7 +22,7 @@ from ..cli.arguments import default_device
 from ..cli.escape import markdown, one_line
 from ..cli.values import LOCAL
 from ..data.readers.images import read_pixels
-from ..errors import ArgumentError, ImageReadError, MissingDependencyError, MoeDgError
+from ..errors import ArgumentError, ImageReadError, MoeDgError, needs
 from ..networks.bands import bands_of
 from ..networks.calibration import find_calibration
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
@@ -196,10 +196,8 @@ def build_page(model: str, device: str | None = None) -> Any:
         MissingDependencyError: gradio is not installed.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
+    with needs("the page", "gradio", "demo"):
         import gradio as gr
-    except ImportError as error:
-        raise MissingDependencyError.of("the page", "gradio", "demo") from error
     demo = Demo(model, device)
     examples = demo.examples()
     has_map = tuple(demo.names[:2]) == ("lon", "lat")
