@@ -3,7 +3,8 @@
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -104,6 +105,15 @@ class MissingDependencyError(MoeDgError, ImportError):
     def of(cls, feature: str, package: str, extra: str) -> Self:
         """Makes the exception from the feature, the missing package and the extra that installs it."""
         return cls(f"{feature} needs {package}, which is not installed: pip install 'timm_moe_dg[{extra}]'")
+
+
+@contextmanager
+def needs(feature: str, package: str, extra: str) -> Iterator[None]:
+    """Turns a failed import into a `MissingDependencyError`, see `MissingDependencyError.of`."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError.of(feature, package, extra) from error
 
 
 class RecordError(MoeDgError, ValueError):

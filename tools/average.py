@@ -33,7 +33,7 @@ from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share
-from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader, evaluation_transform
+from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader
 from timm_moe_dg.data.fingerprint import difference
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import prepare_network
@@ -42,7 +42,7 @@ from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
 from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network
-from timm_moe_dg.networks.ensemble import Ensemble
+from timm_moe_dg.networks.ensemble import Ensemble, evaluation_view
 from timm_moe_dg.networks.merging import merge_experts
 from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
@@ -242,10 +242,9 @@ class Averages:
 
 def merged(network: nn.Module, plan: RunPlan, args: argparse.Namespace) -> nn.Module:
     """Returns the plain network of a mixture. Experts are weighted by their use on the images that trained them."""
-    config = data_config(network)
-    transform = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     splits = [Split(plan.splits[domain].inside, plan.splits[domain].inside[:0]) for domain in plan.training]
-    images = EvaluationImages([plan.domains[domain] for domain in plan.training], splits, transform)
+    domains = [plan.domains[domain] for domain in plan.training]
+    images = EvaluationImages(domains, splits, evaluation_view(network))
     batches = evaluation_loader(images, batch_size=plan.options.validation_batch_size, workers=args.workers)
     on_device = (batch[0].to(args.device) for batch in batches)
     place = None if args.at is None else tuple(args.at)

@@ -33,7 +33,7 @@ from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.band_names import RGB
 from timm_moe_dg.data.readers.image_files import find_images
 from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.errors import ArgumentError, needs
 from timm_moe_dg.export.programs import (
     FORMATS,
     OPSET,
@@ -97,10 +97,8 @@ def load(args: argparse.Namespace) -> Any:
 
 def photographs() -> list[Image.Image]:
     """Eight views of scikit-learn's two photographs: each whole, and three of its quarters."""
-    try:
+    with needs("export.py without --images", "scikit-learn", "train"):
         from sklearn.datasets import load_sample_images
-    except ImportError as error:
-        raise MissingDependencyError.of("export.py without --images", "scikit-learn", "train") from error
     views = []
     for pixels in load_sample_images().images:
         whole = Image.fromarray(pixels)

@@ -24,7 +24,8 @@ from style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.ending import tool
 from timm_moe_dg.cli.values import usable_device
-from timm_moe_dg.data.readers.images import read_picture
+from timm_moe_dg.data.bands import as_picture
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import DataError, StorageError, check_regular_file
 
 NATURAL, STYLES = "Natural", ("Candy", "Mosaic", "Udnie")
@@ -82,7 +83,7 @@ def restyled_jpeg(network: StyleTransferNetwork, photograph: Path, device: str, 
     Raises:
         ImageReadError: The photograph cannot be decoded.
     """
-    pixels = torch.from_numpy(np.array(read_picture(str(photograph)))).permute(2, 0, 1)
+    pixels = torch.from_numpy(np.array(as_picture(read_pixels(str(photograph))))).permute(2, 0, 1)
     restyled = network.restyle(pixels.to(device)).permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
     Image.fromarray(restyled).save(buffer, "JPEG", quality=JPEG_QUALITY, comment=origin)

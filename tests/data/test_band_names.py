@@ -6,7 +6,8 @@ import tifffile
 from PIL import Image
 
 from timm_moe_dg.data.band_names import band_names, band_settings, colors_of
-from timm_moe_dg.data.readers.images import read_picture, read_pixels
+from timm_moe_dg.data.bands import as_picture
+from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 
 
@@ -96,7 +97,8 @@ def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_pat
 def test_a_picture_shows_the_named_colors(tmp_path):
     ramp = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
     Image.fromarray(np.stack([ramp, ramp.T, ramp[::-1]], axis=2)).save(tmp_path / "a.png")
-    shown = np.asarray(read_picture(str(tmp_path / "a.png"), ("blue", "green", "red")))
+    bands = ("blue", "green", "red")
+    shown = np.asarray(as_picture(read_pixels(str(tmp_path / "a.png"), bands), bands))
     assert shown[7, 0].tolist()[0] < 60  # the file's third band is red
     assert shown[0, 0].tolist() == [int(shown[0, 0, 0]), 0, 0]
     assert shown[0, 0, 0] > 200

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.networks.trained import classifier_inputs
+from timm_moe_dg.networks.trained import WithFeatures
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 
@@ -24,18 +24,14 @@ def test_outputs_follow_from_what_was_collected(name, kwargs):
     inputs = [torch.randn(2, 3, 32, 32)]
     if hasattr(network, "metadata_encoder"):
         inputs.append(torch.tensor([[10.0, 20.0], [-10.0, 5.0]]))
-    with torch.no_grad(), classifier_inputs(network) as seen:
-        logits = network(*inputs)
-    (features,) = seen
+    with torch.no_grad():
+        logits, features = WithFeatures(network)(*inputs)
+        assert torch.equal(network(*inputs), logits)
     assert features.shape == (2, network.num_features)
     assert torch.allclose(network.get_classifier()(features), logits, atol=1e-6)
-    network(*inputs)
-    assert len(seen) == 1
+    assert not network.get_classifier()._forward_pre_hooks
 
 
 def test_a_network_without_a_single_classifier_is_refused():
-    with (
-        pytest.raises(ArgumentError, match="model='VisionTransformer': has no single classifier"),
-        classifier_inputs(timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=1)),
-    ):
-        pass
+    with pytest.raises(ArgumentError, match="model='VisionTransformer': has no single classifier"):
+        WithFeatures(timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=1))

@@ -13,8 +13,6 @@ from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.selection import (
     SELECTION_RULES,
     leave_one_domain_out_cv,
-    ood_f1_macro,
-    ood_worst_group,
     oracle,
     reported_accuracy,
     tied_with_selected,
@@ -24,6 +22,8 @@ from timm_moe_dg.protocols.selection import (
     validation_accuracy,
     whole_accuracy,
 )
+
+WORST_GROUP, F1_MACRO = SELECTION_RULES["ood_worst_group"], SELECTION_RULES["ood_f1_macro"]
 
 
 def invented(step, out_acc, in_acc=(0.0, 0.0, 0.0), test=(0,), hparams_seed=0):
@@ -194,13 +194,13 @@ def shifted(step, worst, f1, validation=0.5, **options):
 
 def test_worst_group_and_f1_of_validation_under_shift_choose_each_its_own():
     records = [shifted(0, 0.2, 0.1, 0.9), shifted(300, 0.4, 0.3), shifted(600, 0.3, 0.6), shifted(900, 0.4, 0.6)]
-    assert ood_worst_group(records) is records[1]  # the first of equals
-    assert ood_f1_macro(records) is records[2]
+    assert WORST_GROUP(records) is records[1]  # the first of equals
+    assert F1_MACRO(records) is records[2]
     assert training_domain_validation(records) is records[0]
     drawn = [*records, shifted(0, 0.4, 0.6, hparams_seed=1)]
-    assert ood_worst_group(drawn) is drawn[-1]  # the highest draw of equals
+    assert WORST_GROUP(drawn) is drawn[-1]  # the highest draw of equals
     averaged = [*records, replace(shifted(901, 0.1, 0.1), averaged=True)]
-    assert ood_f1_macro(averaged) is averaged[-1]
+    assert F1_MACRO(averaged) is averaged[-1]
 
 
 FMOW = [["train", "all"], ["id", "Asia"], ["ood", "Asia"], ["ood", "Africa"]]
@@ -228,10 +228,10 @@ def test_validation_on_held_out_groups_of_the_test_is_an_oracle(facts, validated
 def test_records_without_these_scores_say_what_is_lacking_in_one_line():
     old = [invented(0, (0, 1, 1)), shifted(300, 0.5, 0.5)]
     with pytest.raises(RecordError, match="1 of 2 evaluations lack f1_macro on the ood validation split") as caught:
-        ood_f1_macro(old)
+        F1_MACRO(old)
     assert "\n" not in str(caught.value)
     with pytest.raises(RecordError, match="lack worst_accuracy"):
-        ood_worst_group([shifted(0, nan, 0.5)])  # all images in "Other"
+        WORST_GROUP([shifted(0, nan, 0.5)])  # all images in "Other"
 
 
 def test_the_whole_domain_weighs_images_alike():

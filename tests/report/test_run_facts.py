@@ -26,7 +26,7 @@ def test_each_rule_picks_its_record(tmp_path):
     assert picked == [training_domain_validation(facts.records), oracle(facts.records)]
     record = facts.selected.record
     assert facts.selected.validation == (record.out_acc[0] + record.out_acc[2]) / 2
-    assert facts.selected.reported == record.in_acc[1]
+    assert facts.selected.headline.value == record.in_acc[1]
 
 
 def test_a_rule_that_sees_held_out_groups_is_labeled_oracle(tmp_path):
@@ -44,7 +44,7 @@ def test_where_the_data_set_images_of_other_places_apart_they_are_what_is_report
         replace(record, roles={"id": {**scores, "accuracy": 0.75}, "ood": scores}) for record in invented_records([1])
     ]
     choice = read_run(write_run(tmp_path / "run", records)).selected
-    assert choice.reported == 0.25
+    assert choice.headline.value == 0.25
     assert "out-of-distribution" in choice.headline.meaning
 
 
@@ -92,7 +92,7 @@ def test_every_accuracy_has_its_images_and_few_images_an_interval_and_a_caution(
     facts = read_run(write_run(tmp_path / "run", records))
     assert "Selection rests on 3 validation images of the training domains." in cautions(facts)
     text = Page(run_page(facts, ReportSettings())).text
-    reported = f"{100 * facts.selected.reported:.1f}"
+    reported = f"{100 * facts.selected.headline.value:.1f}"
     for words in (
         f"Reported accuracy: {reported}% , the accuracy on the held-out in-split (300 images).",
         "validation 100.0 (3 images) 100.0 (3 images)",

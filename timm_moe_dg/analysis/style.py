@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from PIL import Image
 
-from ..errors import MissingDependencyError
+from ..errors import MissingDependencyError, needs
 from ..storage.atomic import replaced_file
 
 # matplotlib is imported inside functions, so that the package loads without it
@@ -105,10 +105,8 @@ def fitted(name: str, width: int) -> str:
 
 def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":
     """Returns an empty figure of this size in inches. Raises MissingDependencyError without matplotlib."""
-    try:
+    with needs("drawing", "matplotlib", "plots"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError.of("drawing", "matplotlib", "plots") from error
     return Figure(figsize=(width, height), layout=layout)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, MissingDependencyError, check_regular_file
+from ..errors import CheckpointError, check_regular_file, needs
 
 Arrays = Mapping[str, Tensor]
 
@@ -48,10 +48,8 @@ def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> Any:
-    try:
+    with needs("V-MoE's MessagePack files", "msgpack", "vmoe"):
         import msgpack
-    except ImportError as error:
-        raise MissingDependencyError.of("V-MoE's MessagePack files", "msgpack", "vmoe") from error
     try:
         check_regular_file(path)
         return msgpack.unpackb(path.read_bytes(), ext_hook=_decode_extension)

@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
-from ..errors import ImageReadError, MissingDependencyError
+from ..errors import ImageReadError, needs
 from .band_names import RGB, Bands, colors_of
 
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
@@ -239,10 +239,8 @@ def _head(source: Source, size: int = -1) -> bytes:
 
 
 def _tiff_file(source: Source) -> Any:
-    try:
+    with needs("to read all bands of TIFF files", "tifffile", "tiff"):
         from tifffile import TiffFile
-    except ImportError as error:
-        raise MissingDependencyError.of("to read all bands of TIFF files", "tifffile", "tiff") from error
     # It reports tags that it cannot parse, such as GDAL's, for each file
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     return TiffFile(source if isinstance(source, str) else io.BytesIO(_head(source)))

@@ -187,13 +187,10 @@ def evaluation_loader(
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
     """Seeds torch's CPU generator within the block and restores it afterwards. Accelerators keep their states."""
-    state = torch.get_rng_state()
-    # torch.manual_seed would seed accelerators too.
-    torch.default_generator.manual_seed(seed)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed accelerators too.
+        torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        torch.set_rng_state(state)
 
 
 def _metadata(domain: Domain, index: int) -> tuple[Tensor]:

@@ -1,7 +1,6 @@
 """Tiles of one label each, cut from a georeferenced scene, as a folder that `read_place_folder` reads."""
 
 import json
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,8 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
         if options.size > min(raster.shape):
             size = f"is larger than the scene, {raster.width} x {raster.height} pixels"
             raise ArgumentError.of("size", options.size, f"{size}; give a smaller one")
-        source = _read_geojson(labels, options, raster) if _is_json(labels) else _Raster(labels, raster)
+        is_json = Path(labels).suffix.lower() in (".geojson", ".json")
+        source = _read_geojson(labels, options, raster) if is_json else _Raster(labels, raster)
         tiles, left_out = _write_tiles(raster, source, folder, options)
     if not tiles:
         remedy = f"cover {options.cover:g} of no tile of {scene!r}; check their place and labels, or lower --cover"
@@ -166,10 +166,6 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         names = ", ".join(sorted({name for feature in features for name in feature.get("properties") or {}})) or "none"
         raise ArgumentError.of("column", options.column, f"no polygon of {path!r} has it; its properties are {names}")
     return _Polygons(shapes)
-
-
-def _is_json(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in (".geojson", ".json")
 
 
 def _most_frequent(codes: np.ndarray, cover: float) -> int | None:

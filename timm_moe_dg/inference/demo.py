@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from ..analysis.routing.chosen_images import small_pixels
 from ..analysis.routing.map_plots import Photograph, plot_expert_maps
 from ..analysis.routing.maps import routing_maps
 from ..analysis.run_view import open_run
+from ..cli.arguments import default_device
 from ..cli.escape import markdown, one_line
 from ..cli.values import LOCAL
 from ..data.readers.images import read_pixels
-from ..errors import ArgumentError, ImageReadError, MissingDependencyError, MoeDgError
+from ..errors import ArgumentError, ImageReadError, MoeDgError, needs
 from ..networks.bands import bands_of
-from ..networks.ensemble import Ensemble, evaluation_view
+from ..networks.calibration import find_calibration
+from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from .certainty import SET
 from .image_rows import ImageRow
 from .predictor import DISTANCE, EXPERTS, OUTSIDE_COVERAGE, SHARED_EXPERT, STATUS, UNLIKE, PartOptions, Predictor
@@ -51,15 +52,20 @@ class Demo:
     """
 
     def __init__(self, model: str, device: str | None = None) -> None:
-        options = PartOptions(model=model, device=device, workers=0)
-        probe = Predictor(options)  # shows which columns the model has
-        is_one = not isinstance(probe.network, Ensemble)
-        has_experts = is_one and any(hasattr(module, "record_routing") for module in probe.network.modules())
-        has_points = getattr(getattr(probe.network, "metadata_encoder", None), "coverage", None) is not None
-        columns = [name for name, has in {EXPERTS: has_experts, DISTANCE: has_points}.items() if has]
-        coverage = None if probe.calibration is None else COVERAGE
-        top_k = min(_CLASSES, len(probe.classes))
-        self.predictor = Predictor(replace(options, top_k=top_k, columns=columns, coverage=coverage))
+        network = load_predictor(model)
+        calibration = find_calibration(model, network)
+        is_one = not isinstance(network, Ensemble)
+        has_experts = is_one and any(hasattr(module, "record_routing") for module in network.modules())
+        has_points = getattr(getattr(network, "metadata_encoder", None), "coverage", None) is not None
+        options = PartOptions(
+            model=model,
+            device=device or default_device(),
+            workers=0,
+            top_k=min(_CLASSES, network.num_classes),
+            columns=[name for name, has in {EXPERTS: has_experts, DISTANCE: has_points}.items() if has],
+            coverage=None if calibration is None else COVERAGE,
+        )
+        self.predictor = Predictor(options, network, calibration)
         self.model, self.network = model, self.predictor.network
         self.names: Sequence[str] = self.predictor.names.all if self.predictor.reads_metadata else ()
         self._folder = tempfile.TemporaryDirectory()  # of examples and pictures
@@ -190,10 +196,8 @@ def build_page(model: str, device: str | None = None) -> Any:
         MissingDependencyError: gradio is not installed.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
+    with needs("the page", "gradio", "demo"):
         import gradio as gr
-    except ImportError as error:
-        raise MissingDependencyError.of("the page", "gradio", "demo") from error
     demo = Demo(model, device)
     examples = demo.examples()
     has_map = tuple(demo.names[:2]) == ("lon", "lat")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError, DataError, MissingDependencyError, StorageError
+from ..errors import ArgumentError, DataError, StorageError, needs
 from ..storage.atomic import json_text, synchronize
 from .certainty import ABSTAIN, NODE, SET
 from .image_rows import ImageRow
@@ -157,10 +157,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _parquet() -> Any:
-    try:
+    with needs("a folder of Parquet files", "pyarrow", "parquet"):
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingDependencyError.of("a folder of Parquet files", "pyarrow", "parquet") from error
     return parquet
 
 

@@ -25,7 +25,7 @@ from ..storage.atomic import all_or_nothing, write_rows
 from .certainty import CertaintyOptions, certainty_columns
 from .image_rows import ImageRow, MetadataNames, chunks, image_rows
 from .parts import PartFolder, Shard, check_folder
-from .predictor import STATUS, ColumnOptions, DeviceOptions, Part, PartOptions, Predictor, class_columns
+from .predictor import STATUS, ColumnOptions, DeviceOptions, PartOptions, Predictor, class_columns
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "metadata", "top_k", "columns", "coverage", "abstain", "output", "shard"]
@@ -97,13 +97,15 @@ def predict(options: PredictOptions, file: TextIO | None = None) -> Iterator[lis
         raise ArgumentError.of("output", options.output, remedy)
     names, is_first, can_read = column_names(options), True, False
     with _csv_file(options) if options.output else nullcontext(file) as opened:
-        for part in _predicted(options):
+        predictor, parts = _opened(options)
+        for part in predictor.parts(enumerate(parts)):
             columns = (part.table[name] for name in names)
             cells = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
             rows = list(map(list, zip(*cells, strict=True)))
             if opened is not None and rows:
-                write_predictions(rows, opened, names if is_first else None)
-                is_first = False
+                cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
+                write_rows(opened, [names, *cells] if is_first else cells)
+                opened.flush()
             yield from rows
             is_first &= not rows
             can_read |= len(part.unreadable) < part.images
@@ -142,13 +144,6 @@ def column_names(options: PartOptions) -> list[str]:
     return ["path", *answer, *dict.fromkeys(options.columns)]
 
 
-def write_predictions(rows: Sequence[Sequence[Any]], file: TextIO, header: Sequence[str] | None = None) -> None:
-    """Writes rows of `predict` as CSV. Paths that are not UTF-8 keep their bytes. Lists of numbers are JSON."""
-    cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
-    write_rows(file, [*([header] if header else []), *cells])
-    file.flush()
-
-
 def sky_job(words: Sequence[str]) -> str:
     """Returns the YAML of a managed job of SkyPilot that runs one share of a command line of predict."""
     return f"""\
@@ -180,11 +175,6 @@ def _opened(options: PredictOptions) -> tuple[Predictor, Iterator[list[ImageRow]
         table.check(row.path for row in image_rows(options.images, predictor.names))
         rows = (row._replace(metadata=table.of(row.path) or row.metadata) for row in rows)
     return predictor, chunks(rows, options.part_size)
-
-
-def _predicted(options: PredictOptions) -> Iterator[Part]:
-    predictor, parts = _opened(options)
-    yield from predictor.parts(enumerate(parts))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -22,11 +21,11 @@ from ..errors import ArgumentError, CheckpointError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
 from ..layers.encoders.coverage import distances
-from ..layers.reports.routing import RouterOutput
+from ..layers.reports.routing import RouterOutput, count_first_choices
 from ..losses import record_routing, router_outputs
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config, warn_of_other_values
-from ..networks.calibration import find_calibration
+from ..networks.calibration import Calibration, find_calibration
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
 from .certainty import Certainty, CertaintyOptions
@@ -95,10 +94,12 @@ class Predictor:
 
     Args:
         options: Those of `PartOptions`.
-        network: In place of that of `options.model`, whose name is then for messages alone.
+        network: In place of that of `options.model`, whose name is then for messages alone. It stays on its device,
+            unless the options name one.
+        calibration: That of `network`. None for none.
     """
 
-    def __init__(self, options: Any, network: Network | None = None) -> None:
+    def __init__(self, options: Any, network: Network | None = None, calibration: Calibration | None = None) -> None:
         device = options.device or (_local_device() if network is None else None)
         loaded = load_predictor(options.model, **model_keywords(options)) if network is None else network
         self.network: Network = loaded.to(device) if device else loaded
@@ -112,8 +113,7 @@ class Predictor:
         self.names = MetadataNames(isinstance(encoder, LocationIdEmbedding), metadata_columns(self.network))
         self.classes = label_names(self.network) or tuple(map(str, range(self.network.num_classes)))
         size = data_config(self.network, options.img_size)["input_size"]
-        # A network that was given in place of a name has no file
-        self.calibration = find_calibration(options.model, self.network) if network is None else None
+        self.calibration = find_calibration(options.model, self.network) if network is None else calibration
         self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.certainty = Certainty(options, self.calibration, self.classes)
         # A program may lack the features, so that the pixels alone tell other images
@@ -260,10 +260,7 @@ def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
     """(B, L) int32: the first choice of most tokens of each image in each mixture layer; -1 if none was routed."""
     columns = []
     for layer in routing.values():
-        choices = F.one_hot(layer.expert_indices[:, 0], layer.logits.shape[1])
-        if layer.routed is not None:
-            choices = choices * layer.routed.unsqueeze(1)
-        counts = choices.view(images, -1, choices.shape[1]).sum(1)
+        counts = count_first_choices(layer, images)
         columns.append(counts.argmax(1).masked_fill(counts.sum(1) == 0, -1))
     return torch.stack(columns, dim=1).int().cpu().numpy()
 

@@ -17,7 +17,6 @@ from .dense.feed_forwards import GatedActivation, read_feed_forward
 from .experts import StackedExperts
 from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
-from .own_parameters import OwnParameters
 from .precision import values_readable
 from .reports.losses import LossWeights, ReportedLoss
 from .reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
@@ -32,7 +31,7 @@ class ExpertReport(NamedTuple):
 
 
 @register_notrace_module
-class GeoMoeMlp(OwnParameters, RoutedMlp):
+class GeoMoeMlp(RoutedMlp):
     """f(x, m) = g f_0(x) + (1 - g) sum_k alpha_k(phi(m)) f_k(x), g = sigmoid(gamma) (MoGE, equation 1).
 
     The routing is per image: all its tokens visit the same K experts. An image without metadata gets f_0(x) alone
@@ -53,7 +52,6 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
         **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
     """
 
-    undecayed = ("gamma",)
     forced_expert: Optional[int]  # noqa: UP045 (TorchScript)
 
     def __init__(
@@ -138,11 +136,6 @@ class GeoMoeMlp(OwnParameters, RoutedMlp):
 
     def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # belongs to a graph, as the recorded routing does
-
-    def reset_parameters(self) -> None:
-        """Half shared, half routed; the submodules initialize themselves."""
-        if self.gamma is not None:
-            nn.init.zeros_(self.gamma)
 
     @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:

@@ -23,12 +23,14 @@ from .reports.routing import RouterOutput, image_balance_loss, z_loss
 from .router import Router, build_router
 
 
-class RoutedMlp(nn.Module):
-    """Base of the mixture layers: stacked experts, a router, and a record of the last routing.
+class RoutedMlp(OwnParameters):
+    """Base of the mixture layers: stacked experts, a router, a record of the last routing, and a shared expert's gate.
 
     Each forward in training overwrites `routing`. In evaluation it does so while `record_routing` is set.
     """
 
+    undecayed = ("gamma",)
+    gamma: nn.Parameter | None
     __jit_unused_properties__ = ["fc1", "fc2"]  # noqa: RUF012 (TorchScript reads the list from the class)
 
     def __init__(self, experts: StackedExperts) -> None:
@@ -47,6 +49,11 @@ class RoutedMlp(nn.Module):
     def fc2(self) -> StackedLinear:
         """Second layer of all experts, under the name that timm's Mlp uses."""
         return self.experts.fc2
+
+    def reset_parameters(self) -> None:
+        """Half shared, half routed; the submodules initialize themselves."""
+        if self.gamma is not None:
+            nn.init.zeros_(self.gamma)
 
     @torch.jit.unused
     def record(self, routing: RouterOutput) -> None:
@@ -100,7 +107,7 @@ def _add_over_processes(routers: list[Router], name: str, device: torch.device) 
 
 
 @register_notrace_module
-class MoeMlp(OwnParameters, RoutedMlp):
+class MoeMlp(RoutedMlp):
     """Sparse mixture of feed-forward experts with token-level routing (GMoE, section 4.2; SF-MoE, section 2.2).
 
     The path of a token x_D: (1) the router scores the E experts and picks K; (2) each of them computes
@@ -129,7 +136,6 @@ class MoeMlp(OwnParameters, RoutedMlp):
         **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
     """
 
-    undecayed = ("gamma",)
     channels_first: Final[bool]
 
     def __init__(
@@ -218,11 +224,6 @@ class MoeMlp(OwnParameters, RoutedMlp):
         moe.experts.drop.p = combined_rate(dense.hidden_drop, expert_drop)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
-
-    def reset_parameters(self) -> None:
-        """Half shared, half routed; the submodules initialize themselves."""
-        if self.gamma is not None:
-            nn.init.zeros_(self.gamma)
 
     def changes_dense(self) -> list[str]:
         """Names the options with which an upcycled layer does not compute what its dense source does."""

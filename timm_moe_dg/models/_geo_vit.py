@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Final, Optional
 
 import torch
 from timm.models import checkpoint
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from ..compat import feature_take_indices, update_model_args
@@ -12,9 +12,8 @@ from ..layers.encoders.coverage import Coverage
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, take_options
-from ..layers.own_parameters import undecayed_parameters
 from ._metadata import MetadataRoutingOptions, bound_coverage, index_coordinates
-from ._moe_vit import MoeLayers, check_vit_options, mixture_block, resolve_moe_layers, scale_shared_experts
+from ._moe_vit import MixtureVisionTransformer, MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
 
 # ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 
@@ -37,7 +36,7 @@ class GeoBlock(Block):
             return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
-class GeoMoeVisionTransformer(VisionTransformer):
+class GeoMoeVisionTransformer(MixtureVisionTransformer):
     """Vision transformer whose feed-forward is a `GeoMoeMlp` in some blocks (MoGE, section 2.1).
 
     `model(images, metadata)` routes; `model(images)` and images whose metadata is missing use the shared expert.
@@ -80,12 +79,6 @@ class GeoMoeVisionTransformer(VisionTransformer):
             self.set_coverage_radius(radius)
 
     @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names timm's parameters without weight decay, and biases, codes, scales and gates of the mixtures."""
-        # The class by name: a scripted model has another `super()`
-        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
-
-    @torch.jit.ignore
     def set_expert_mode(self, mode: str | int) -> None:
         """Sets which experts predict: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
         for module in self.modules():
@@ -118,11 +111,6 @@ class GeoMoeVisionTransformer(VisionTransformer):
         """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
         update_model_args(self, **options)
         getattr(self, "mixture_args", {}).update(options)
-
-    def fix_init_weight(self) -> None:
-        """Scales the output layers by depth as timm does, and those of the shared experts, which timm misses."""
-        super().fix_init_weight()
-        scale_shared_experts(self)
 
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))

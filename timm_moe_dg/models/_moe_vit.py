@@ -66,15 +66,26 @@ def check_vit_options(network: Any, given: Mapping[str, Any]) -> None:
     check_options(given, (*option_names(*network.option_classes), *timms), network.__name__)
 
 
-@torch.no_grad()
-def scale_shared_experts(network: Any) -> None:
-    """Divides the output layer of each shared expert by sqrt(2 depth), as timm's `fix_init_weight` other layers."""
-    for depth, block in enumerate(network.blocks, start=1):
-        if getattr(block.mlp, "shared", None) is not None:
-            block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * depth))
+class MixtureVisionTransformer(VisionTransformer):
+    """Base of vision transformers with mixtures in some blocks: initialization and weight decay."""
+
+    @torch.no_grad()
+    def fix_init_weight(self) -> None:
+        """Divides output layers by sqrt(2 depth) as timm does, and those of the shared experts, which timm misses."""
+        super().fix_init_weight()
+        blocks: Any = self.blocks
+        for depth, block in enumerate(blocks, start=1):
+            if getattr(block.mlp, "shared", None) is not None:
+                block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * depth))
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Names timm's parameters without weight decay, and biases, codes, scales and gates of the mixtures."""
+        # The class by name: a scripted model has another `super()`
+        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
 
 
-class MoeVisionTransformer(VisionTransformer):
+class MoeVisionTransformer(MixtureVisionTransformer):
     """Vision transformer whose feed-forward is a `MoeMlp` in some blocks (GMoE, section 4.1; SF-MoE, section 2.3).
 
     Everything else is timm's VisionTransformer, arguments included.
@@ -97,14 +108,3 @@ class MoeVisionTransformer(VisionTransformer):
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, vars(options))
         super().__init__(*args, **kwargs)
-
-    def fix_init_weight(self) -> None:
-        """Scales the output layers by depth as timm does, and those of the shared experts, which timm misses."""
-        super().fix_init_weight()
-        scale_shared_experts(self)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names timm's parameters without weight decay, and biases, codes and scales of experts and routers."""
-        # The class by name: a scripted model has another `super()`
-        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,6 @@ from ..data.bands import Pixels, Transform
 from ..errors import ArgumentError
 from .build import DataConfig, Network, data_config, ensemble_members
 from .trained import WithFeatures, label_names, load_trained
-
-
-class Views:
-    """Transform that gives the inputs of several networks for one image, flat and one after the other."""
-
-    def __init__(self, configs: Sequence[DataConfig]) -> None:
-        self.transforms = [_transform(config) for config in configs]
-
-    def __call__(self, image: Pixels) -> Tensor:
-        """Transforms an image."""
-        return torch.cat([transform(image).flatten() for transform in self.transforms])
 
 
 class Ensemble(nn.Module):
@@ -56,7 +46,9 @@ class Ensemble(nn.Module):
     @property
     def view(self) -> Transform:
         """The transform from an image to the input of `forward`."""
-        return _transform(self.configs[0]) if self._is_uniform else Views(self.configs)
+        if self._is_uniform:
+            return _transform(self.configs[0])
+        return partial(_side_by_side, [_transform(config) for config in self.configs])
 
     @property
     def _is_uniform(self) -> bool:
@@ -69,7 +61,7 @@ class Ensemble(nn.Module):
         return features
 
     def forward(self, images: Tensor, *metadata: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, C, H, W) images, or (B, P) rows of `Views`, and metadata -> (B, num_classes), and features if any."""
+        """(B, C, H, W) images, or (B, P) rows of `view`, and metadata -> (B, num_classes), and features if any."""
         outputs = [network(view, *metadata) for network, view in zip(self.networks, self._inputs(images), strict=True)]
         logits = [output[0] if isinstance(output, tuple) else output for output in outputs]
         ordered = [values.float()[:, order] for values, order in zip(logits, self.orders, strict=True)]
@@ -103,6 +95,11 @@ def evaluation_view(network: Network, img_size: int | None = None) -> Transform:
 
 def _transform(config: DataConfig) -> Transform:
     return evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
+
+
+def _side_by_side(transforms: Sequence[Transform], image: Pixels) -> Tensor:
+    """The inputs of several networks for one image, flat and one after the other."""
+    return torch.cat([transform(image).flatten() for transform in transforms])
 
 
 def _order(network: Network, first: Network) -> list[int]:

@@ -1,8 +1,7 @@
 """Trained networks: loading with their classifier, class names, the metadata that they read, and their features."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,18 +198,6 @@ def _listed(names: Sequence[str], limit: int = 8) -> str:
     return f"{len(names)}: {', '.join(names[:limit])}{more}"
 
 
-@contextmanager
-def classifier_inputs(network: Network) -> Iterator[list[Tensor]]:
-    """Collects the inputs of a network's classifier, one (B, D) tensor per forward. The caller empties the list."""
-    collected: list[Tensor] = []
-    classifier = single_classifier(network)
-    handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
-    try:
-        yield collected
-    finally:
-        handle.remove()
-
-
 class WithFeatures(nn.Module):
     """A timm model that returns logits (B, C) and the inputs (B, D) of its classifier, which must be a single one."""
 
@@ -221,9 +208,13 @@ class WithFeatures(nn.Module):
 
     def forward(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) images and their metadata -> logits and features."""
-        inputs = (images,) if metadata is None else (images, metadata)
-        with classifier_inputs(self.network) as collected:
-            logits = self.network(*inputs)
+        collected: list[Tensor] = []
+        classifier = single_classifier(self.network)
+        handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
+        try:
+            logits = self.network(images) if metadata is None else self.network(images, metadata)
+        finally:
+            handle.remove()
         return logits, collected.pop()
 
 

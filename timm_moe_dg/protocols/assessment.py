@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,15 +58,16 @@ def assess(
     domain = outputs.group // 2
     positions = list(range(num_domains) if counted is None else counted)
     domains = tuple(_scores(outputs, domain == position) for position in range(num_domains))
-    accuracies = np.array([scores.accuracy for scores in domains])
-    if np.isnan(accuracies[positions]).all():
+    accuracies = torch.tensor([scores.accuracy for scores in domains], dtype=torch.float64)
+    if accuracies[positions].isnan().all():
         raise ArgumentError.of("domains", positions, "none of them has an image in this split")
+    lowest = accuracies[positions].nan_to_num(torch.inf).min()
     return Assessment(
         domains=domains,
         overall=_scores(outputs, torch.isin(domain, torch.tensor(positions))),
-        average=_mean(accuracies[positions]),
-        test_average=_mean(accuracies[list(test_domains)]),
-        worst=tuple(position for position in positions if accuracies[position] == np.nanmin(accuracies[positions])),
+        average=accuracies[positions].nanmean().item(),
+        test_average=accuracies[list(test_domains)].nanmean().item(),
+        worst=tuple(position for position in positions if accuracies[position] == lowest),
     )
 
 
@@ -77,9 +77,3 @@ def _scores(outputs: Outputs, mask: Tensor) -> Scores:
     positive = positive_score(outputs.probabilities[mask])
     by_name = {"accuracy": accuracy(predicted, target).item(), "ece": ece.item()}
     return Scores(images=int(mask.sum()), **by_name, **class_scores(predicted, target, positive))
-
-
-def _mean(values: np.ndarray) -> float:
-    # Not np.nanmean, which warns if there is no number
-    present = values[~np.isnan(values)]
-    return float(present.mean()) if len(present) else float("nan")

@@ -8,6 +8,7 @@ Of equal values, DomainBed's tables take the earliest step of a run and the high
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf, isnan, nan
 from statistics import fmean
 from types import MappingProxyType
@@ -140,21 +141,20 @@ def oracle(records: Sequence[Record]) -> Record:
     return _best(list(last.values()), transfer_accuracy)
 
 
-def ood_worst_group(records: Sequence[Record]) -> Record:
-    """Picks the highest worst-group accuracy on the "ood" validation split, as WILDS does on FMoW.
+def validation_under_shift(records: Sequence[Record], score: Score) -> Record:
+    """Picks the highest score on the "ood" validation split. Test scores are ignored.
 
-    Groups are the regions there, without "Other". Test scores are ignored. Evaluations without that score raise a
-    `RecordError`.
+    WILDS compares worst-group accuracies on FMoW, where groups are the regions without "Other", and macro-averaged F1
+    on iWildCam. Evaluations without the score raise a `RecordError`.
     """
-    return _best_of_validation_under_shift(records, "worst_accuracy")
-
-
-def ood_f1_macro(records: Sequence[Record]) -> Record:
-    """Picks the highest macro-averaged F1 on the "ood" validation split, as WILDS does on iWildCam.
-
-    Evaluations without that score raise a `RecordError`.
-    """
-    return _best_of_validation_under_shift(records, "f1_macro")
+    candidates = selectable(records)
+    lacking = [record for record in candidates if not has_ood_validation(record, score)]
+    if lacking:
+        raise RecordError(
+            f"records: {len(lacking)} of {len(candidates)} evaluations lack {score} on the ood validation split; "
+            "select by training_domain_validation"
+        )
+    return _best(candidates, lambda record: record.roles[OOD_VALIDATION][score])
 
 
 def has_ood_validation(record: Record, score: Score) -> bool:
@@ -171,17 +171,6 @@ def validates_on_test_groups(record: Record) -> bool:
     trained = {group for role, group, _ in facts if role != "ood"}
     pairs = zip(facts, sizes, strict=False)  # DomainBed's rows have neither
     return any(role == "ood" and group not in trained and all(images) for (role, group, _), images in pairs)
-
-
-def _best_of_validation_under_shift(records: Sequence[Record], score: Score) -> Record:
-    candidates = selectable(records)
-    lacking = [record for record in candidates if not has_ood_validation(record, score)]
-    if lacking:
-        raise RecordError(
-            f"records: {len(lacking)} of {len(candidates)} evaluations lack {score} on the ood validation split; "
-            "select by training_domain_validation"
-        )
-    return _best(candidates, lambda record: record.roles[OOD_VALIDATION][score])
 
 
 def selectable(records: Sequence[Record]) -> list[Record]:
@@ -230,8 +219,7 @@ SELECTION_RULES: Mapping[str, SelectionRule] = MappingProxyType(
         "training_domain_validation": training_domain_validation,
         "leave_one_domain_out_cv": leave_one_domain_out_cv,
         "oracle": oracle,
-        "ood_worst_group": ood_worst_group,
-        "ood_f1_macro": ood_f1_macro,
+        **{rule: partial(validation_under_shift, score=score) for rule, score in OOD_RULES.items()},
     }
 )
 

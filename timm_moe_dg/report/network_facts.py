@@ -15,6 +15,7 @@ from ..cli.values import LOCAL
 from ..data import Domain, EvaluationImages, Split
 from ..errors import DataError
 from ..finetuning.plan import make_splits
+from ..layers.reports.routing import count_first_choices
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
 from ..networks.calibration import find_calibration
@@ -119,9 +120,7 @@ class _FirstExperts(nn.Module):
         logits = self.network(images, *metadata)
         for name, routing in router_outputs(self.network).items():
             # Token counts are kept instead of indices: their size does not grow with the number of tokens.
-            first = nn.functional.one_hot(routing.expert_indices[:, 0], routing.logits.shape[-1])
-            routed = first if routing.routed is None else first * routing.routed[:, None]
-            self.counts.setdefault(name, []).append(routed.view(len(images), -1, routed.shape[-1]).sum(1).cpu())
+            self.counts.setdefault(name, []).append(count_first_choices(routing, len(images)).cpu())
         return logits
 
 

@@ -1,19 +1,20 @@
 """Facts about a run from its own files: state, options, selected records, and cautions for the reader."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, RecordError
 from ..hub.origin import training_command, without_local_paths
 from ..networks.build import ensemble_members
 from ..protocols.headline import FEW, Headline, headlines, selection_remark
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
-from ..protocols.selection import OOD_RULES, SELECTION_RULES, has_ood_validation, rule_title, validation_accuracy
+from ..protocols.selection import SELECTION_RULES, rule_title, validation_accuracy
 from ..results.new_site_words import near_chance
 from ..results.runs import RESULTS, FinishedRun, domain_names
 from ..storage.run_folder import BEST
@@ -26,12 +27,7 @@ class Choice(NamedTuple):
     title: str
     record: Record
     validation: float  # mean accuracy on the out-splits of the training domains, a share
-    headline: Headline
-
-    @property
-    def reported(self) -> float:
-        """The reported accuracy, a share."""
-        return self.headline.value
+    headline: Headline  # the reported accuracy
 
 
 @dataclass(frozen=True)
@@ -65,21 +61,18 @@ class RunFacts:
     @property
     def choices(self) -> list[Choice]:
         """The choices of all rules that need one run only, training-domain validation first."""
-        selected = [(rule, SELECTION_RULES[rule](self.records)) for rule in BEST if self._has_scores(rule)]
-        return [
-            Choice(rule_title(rule, [record]), record, validation_accuracy(record), headlines(record)[0])
-            for rule, record in selected
-        ]
+        choices = []
+        for rule in BEST:
+            with suppress(RecordError):  # the run has no such scores
+                record = SELECTION_RULES[rule](self.records)
+                title, validation = rule_title(rule, [record]), validation_accuracy(record)
+                choices.append(Choice(title, record, validation, headlines(record)[0]))
+        return choices
 
     @property
     def validated(self) -> int | None:
         """Number of validation images of the training domains; None if not recorded."""
         return self.records[0].images(self.records[0].training_domains, out=True)
-
-    def _has_scores(self, rule: str) -> bool:
-        if rule == "oracle":
-            return bool(self.run.test_domains)
-        return rule not in OOD_RULES or all(has_ood_validation(record, OOD_RULES[rule]) for record in self.records)
 
     @property
     def options(self) -> dict[str, object]:

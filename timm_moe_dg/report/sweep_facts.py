@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,25 +129,21 @@ def _with_dots(table: Table) -> ComparedTable:
     percents, texts = 100 * table.scores, cell_texts(table)
     # One scale for all cells of a table, so that dots in different cells can be compared.
     low, high = _scale(list(percents.dropna()))
-    filled = [bool((texts[position] != "missing").any()) for position in texts]
     dots: dict[tuple[RowKey, int], list[tuple[float, str]]] = {}
     for (row, position, seed), value in percents.dropna().items():
         dot = ((value - low) / (high - low) * 100, f"seed {seed}: {value:.1f}")
         dots.setdefault((row, position), []).append(dot)
-    rows = {
-        str(row): [
-            DotCell(texts[position][row], dots.get((row, position), ())) for position in compress(count(), filled)
-        ]
-        for row in table.rows
-    }
-    columns, empty = list(compress(table.columns, filled)), compress(table.columns, [not value for value in filled])
-    for column, figures in paper_columns(table).items():
-        if column in columns:
-            after = columns.index(column) + 1
-            columns.insert(after, f"{column} (papers)")
-            for row, text in figures.items():
-                rows[str(row)].insert(after, DotCell(text, ()))
-    return ComparedTable(table, columns, list(empty), rows, (low, high), paired_tests(table), _images(table))
+    figures, columns, empty = paper_columns(table), list[str](), list[str]()
+    rows: dict[str, list[DotCell]] = {str(row): [] for row in table.rows}
+    for position, title in enumerate(table.columns):
+        if (texts[position] == "missing").all():
+            empty.append(title)
+            continue
+        columns += [title, f"{title} (papers)"] if title in figures else [title]
+        for row in table.rows:
+            rows[str(row)].append(DotCell(texts[position][row], dots.get((row, position), ())))
+            rows[str(row)] += [DotCell(figures[title][row], ())] if title in figures else []
+    return ComparedTable(table, columns, empty, rows, (low, high), paired_tests(table), _images(table))
 
 
 def _images(table: Table) -> dict[str, str]:

@@ -58,7 +58,8 @@ def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> st
     pair, papers, differences = [first, second], paper_columns(table), table.differences(first, second)
     texts = cell_texts(table).loc[pair].T
     between = replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"]))
-    texts["difference"] = [_signed(text) for text in cell_texts(between).loc[first]]
+    unsigned = cell_texts(between).loc[first]
+    texts["difference"] = unsigned.where(unsigned.str.startswith(("-", "missing")), "+" + unsigned)
     texts.insert(0, "domain", table.columns)
     for row in pair:
         figures = [papers.get(domain, {}).get(row, "") for domain in table.columns]
@@ -73,10 +74,6 @@ def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> st
     comment = "% " if format_ == "latex" else ""
     shown = texts[(texts[pair] != "missing").any(axis="columns")]
     return f"{formatted(table.title, shown, format_)}\n\n{comment}{_TEST}: {'; '.join(tests)}"
-
-
-def _signed(text: str) -> str:
-    return text if text.startswith(("-", "missing")) else f"+{text}"
 
 
 def with_improvements(table: Table, reference: str) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, MissingDependencyError
+from ..errors import ArgumentError, needs
 from .jobs import Attempt, Job
 
 
@@ -42,10 +42,8 @@ def submit_jobs(
 
     Every machine needs the same folders and this package. `cluster="local"` means processes on this machine.
     """
-    try:
+    with needs("--launcher slurm", "submitit", "slurm"):
         import submitit
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("--launcher slurm", "submitit", "slurm") from error
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(**options)

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...errors import DataError, MissingDependencyError, check_regular_file
+from ...errors import DataError, check_regular_file, needs
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
 SEPARATORS = ",;\t"
@@ -83,10 +83,8 @@ def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> 
 
 def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], size: int) -> Iterator[Table]:
     """Yields some columns of a Parquet file in the form of `csv_chunks`. Lines are numbers of rows, from 1."""
-    try:
+    with needs(f"to read {str(path)!r}", "pyarrow", "parquet"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise MissingDependencyError.of(f"to read {str(path)!r}", "pyarrow", "parquet") from error
     end = 0
     try:
         check_regular_file(path)

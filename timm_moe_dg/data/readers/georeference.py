@@ -8,21 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError, MissingDependencyError
+from ...errors import DataError, needs
 from ..bands import is_tiff
 from .csv_tables import Columns, Table
 
 
 def import_rasterio() -> ModuleType:
     """Returns rasterio with its submodules; raises `MissingDependencyError` without it."""
-    try:
+    with needs("to read georeferences", "rasterio", "geo"):
         import rasterio
         import rasterio.enums
         import rasterio.features
         import rasterio.vrt
         import rasterio.warp
-    except ImportError as error:
-        raise MissingDependencyError.of("to read georeferences", "rasterio", "geo") from error
     return rasterio
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import DataError, ImageReadError, MissingDependencyError
+from ...errors import DataError, ImageReadError, needs
 from ..bands import Pixels
 from ..class_names import check_spellings, places_of
 from ..domains import FileDomain, file_names
@@ -98,10 +98,8 @@ def read_hub(path: str) -> list[HubDomain]:
 
 def _load(path: str) -> "tuple[Dataset, dict[str, int]]":
     """All splits one after the other, and the number of rows of each."""
-    try:
+    with needs(f"dataset='{HUB}{path}'", "datasets", "hub-data"):
         import datasets
-    except ImportError as error:
-        raise MissingDependencyError.of(f"dataset='{HUB}{path}'", "datasets", "hub-data") from error
     try:
         splits = datasets.load_dataset(path)
         return datasets.concatenate_datasets(list(splits.values())), splits.num_rows

@@ -21,7 +21,6 @@ from ..bands import (
     Pixels,
     Source,
     TiffNotes,
-    as_picture,
     decoders,
     full_images,
     image_extensions,
@@ -161,11 +160,6 @@ def warn_if_squeezed(path: str, pixels: Pixels, view: Tensor) -> None:
     if ratio >= MANY_TIMES:
         remark = f"has {width} x {height} pixels, {ratio:.0f} times the input of {size[1]} x {size[0]}"
         _warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
-
-
-def read_picture(path: str, bands: Bands = RGB) -> Image.Image:
-    """Reads an image file as an RGB picture for people, whatever its bits and bands (see `as_picture`)."""
-    return as_picture(read_pixels(path, bands), bands)
 
 
 def has_deep_values(path: str) -> bool:

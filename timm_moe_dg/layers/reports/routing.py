@@ -55,6 +55,14 @@ def count_assignments(routing: RouterOutput) -> Tensor:
     return _taken(routing).sum(0)
 
 
+def count_first_choices(routing: RouterOutput, num_images: int) -> Tensor:
+    """(B, E) int64: the number of each image's items, equally many of each, by their first expert."""
+    first_TE = torch.nn.functional.one_hot(routing.expert_indices[:, 0], routing.logits.shape[1])
+    if routing.routed is not None:
+        first_TE = first_TE * routing.routed.unsqueeze(1)
+    return first_TE.view(num_images, -1, first_TE.shape[1]).sum(1)
+
+
 def squared_cv(values: Tensor, unbiased: bool = False) -> Tensor:
     """(E,) non-negative -> (std / mean)^2 with the population standard deviation, unless `unbiased`; 0 for zeros."""
     if len(values) == 1:
