@@ -55,33 +55,6 @@ def features(act, rows=5):
 
 
 @every_activation
-def test_written_activations_are_the_modules_in_place_too(act):
-    before, activation = features(act).detach(), sorted_activation(act)
-    expected, out = act(before), torch.full((5, HIDDEN), torch.nan, dtype=torch.float64)
-    torch.testing.assert_close(activation(before), expected)
-    activation.write(before, out)
-    torch.testing.assert_close(out, expected)
-    in_place = activation.halves(before)[0]
-    activation.write(before, in_place)
-    torch.testing.assert_close(in_place, expected)
-
-
-@every_activation
-@pytest.mark.parametrize("needs_hidden", [True, False])
-def test_written_gradients_of_activations_are_autograds(act, needs_hidden):
-    before, activation = features(act), sorted_activation(act)
-    after = act(before)
-    grad = torch.linspace(-1, 2, after.numel(), dtype=torch.float64).view_as(after)
-    (expected,) = torch.autograd.grad(after, before, grad)
-    hidden = torch.full_like(after, torch.nan)
-    out = grad if activation.gate is None else torch.full_like(before, torch.nan)
-    activation.write_gradient(before.detach(), grad, hidden, out, needs_hidden)
-    torch.testing.assert_close(out, expected)
-    if needs_hidden:
-        torch.testing.assert_close(hidden, after.detach())
-
-
-@every_activation
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dropped_features_and_their_derivatives_are_exactly_zero(act, dtype):
     activation, before = sorted_activation(act), features(act).detach().to(dtype)
@@ -236,19 +209,6 @@ def make_inputs(act=FORMS["gelu"]):
     shapes += [(EXPERTS, before, WIDTH), (EXPERTS, before), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, WIDTH)]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return ExpertInputs(*(tensor.requires_grad_() for tensor in tensors))
-
-
-@every_activation
-def test_without_gradients_the_output_is_the_same_but_for_rounding(act):
-    # A gated activation is then applied in place, to features with other strides, by other vector instructions
-    inputs, activation = make_inputs(act=act), sorted_activation(act)
-    expected = sorted_experts(inputs, INDICES, activation)
-    with torch.no_grad():
-        torch.testing.assert_close(sorted_experts(inputs, INDICES, activation), expected)
-    with torch.inference_mode():
-        torch.testing.assert_close(sorted_experts(inputs, INDICES, activation), expected)
-    frozen = ExpertInputs(*(tensor.detach() for tensor in inputs))
-    torch.testing.assert_close(sorted_experts(frozen, INDICES, activation), expected)
 
 
 @every_activation
