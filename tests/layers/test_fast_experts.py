@@ -350,6 +350,9 @@ def experts(request):
     return experts
 
 
+one_form = pytest.mark.parametrize("experts", [{"act_layer": nn.SiLU, "gated": True}], indirect=True, ids=["swiglu"])
+
+
 def make_call(items=9, seed=0, tokens=3):
     """Expert 2 gets nothing, and some choices go nowhere with a weight of NaN."""
     generator = torch.Generator().manual_seed(seed)
@@ -419,6 +422,7 @@ def test_a_frozen_stack_gets_no_compiled_gradient_and_changes_no_other(frozen):
     assert_as_the_loop(experts, compile_with_autograd(experts), make_call())
 
 
+@one_form
 def test_compiled_checkpointed_blocks_are_computed_again_alike(experts):
     compiled = compile_with_autograd(lambda *arguments: checkpoint(experts, *arguments, use_reentrant=False))
     assert_as_the_loop(experts, compiled, make_call())
@@ -493,6 +497,7 @@ def test_compiled_programs_of_quantized_experts_hold_the_loop():
     assert not any(map(holds_the_operator, programs))
 
 
+@one_form
 def test_the_backward_pass_of_compiled_programs_does_not_wait_again(experts, monkeypatch):
     if not wants_the_operator():
         pytest.skip("this torch takes the loop")
@@ -502,6 +507,7 @@ def test_the_backward_pass_of_compiled_programs_does_not_wait_again(experts, mon
     assert len(waits) == 1
 
 
+@one_form
 def test_compiled_programs_save_nothing_without_gradients(experts):
     compiled, programs = compile_recording(experts, dynamic=True)
     for items in (9, 5):
