@@ -49,7 +49,6 @@ OTHERS = {
     "bash tests/machines/run.sh": "a run on two machines three times over, minutes",
     "python -m tests.storage.crash_points": "tests/storage/test_crash_points.py",
     "python -m tests.faults.mutated_images": "tests/faults/test_mutated_images.py",
-    "python -m tests.scale.reading": "tests/scale/test_scale.py",
     "python -m tests.scale.engines": "tests/scale/test_scale.py",
     "python -m tests.scale.predicting": "tests/tools/test_predict_parts.py",
     "python -m tests.scale.programs": "needs a checkout of DomainBed, minutes",

@@ -102,11 +102,6 @@ def test_workers_change_nothing(workers):
     assert_same(take(draws, 5, workers=workers), take(draws, 5))
 
 
-def test_starting_later_gives_what_would_have_come():
-    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
-    assert_same(take(draws, 2, first_step=3), take(draws, 5)[3:])
-
-
 def test_what_a_domain_draws_does_not_depend_on_the_others():
     draws = make_draws()
     both, alone = take(draws, 3), take(draws, 3, domains=[2])
@@ -195,15 +190,6 @@ def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
         assert abs(counts.sum() - number / 3) < 4 * np.sqrt(number * 2 / 9)
         expected = number / 3 / size
         assert ((counts - expected) ** 2 / expected).sum() < size + 5 * np.sqrt(2 * size)
-
-
-def test_class_balanced_draws_depend_on_seed_domain_and_draw_alone():
-    domains = [Noisy.of(number, size) for number, size in enumerate(SIZES)]
-    splits = split_domains(domains, training=[0, 1, 2], trial_seed=0)
-    view = training_transform("photograph", **NEUTRAL)
-    draws = TrainingDraws(domains, splits, view, seed=3, class_balanced=True)
-    assert_same(take(draws, 3, workers=2), take(draws, 3))
-    assert_same(take(draws, 1, first_step=2), take(draws, 3)[2:])
 
 
 def augmented_evaluation(draws, seed=3, training=(0, 2)):

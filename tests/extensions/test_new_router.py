@@ -12,7 +12,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
 import timm_moe_dg
-from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, ERM, Setup, StepContext
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError, RouterError
 from timm_moe_dg.layers import LinearRouter, MoeMlp, Router, RouterOutput, register_router
 from timm_moe_dg.layers.router import ROUTERS
@@ -215,26 +215,6 @@ def test_its_bias_is_resumed_bit_by_bit_and_averaged_networks_have_it() -> None:
     assert biases(model).abs().max() > 0
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
-
-
-def _work(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    register_router("toy")(DistanceRouter)
-    model = still()
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    halves = [(part[rank::2], targets[rank::2]) for part, targets in domains()]
-    context = StepContext(wrapped, torch.optim.SGD(model.parameters(), lr=0.0), grad_accum_steps=2)
-    ERM(Setup(model, 3, 4)).take_step(context, halves)
-    torch.save(biases(model), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_move_it_by_the_tokens_of_both(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first, second)
-    torch.testing.assert_close(first, expected_biases())
 
 
 def test_an_option_that_it_does_not_have_and_a_taken_name_are_refused() -> None:

@@ -88,9 +88,8 @@ RUN += ["--steps", "6", "--checkpoint-freq", "2", "--linear-steps", "4", "--line
 
 
 @pytest.mark.slow  # whole runs
-@pytest.mark.parametrize("opt", ["adam", "momentum"])
-def test_a_run_that_is_stopped_before_or_at_the_switch_goes_on_bit_for_bit(opt, tmp_path):
-    common = [*RUN, "--opt", opt, "--output", str(tmp_path), "--experiment"]
+def test_a_run_that_is_stopped_before_or_at_the_switch_goes_on_bit_for_bit(tmp_path):
+    common = [*RUN, "--opt", "adam", "--output", str(tmp_path), "--experiment"]
     load_tool("finetune").main([*common, "whole"])
     for stop in (1, 3):
         tool = load_tool("finetune")

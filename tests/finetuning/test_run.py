@@ -53,20 +53,21 @@ def images(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def finetune(images, monkeypatch):
-    """Runs the tool, and returns the folder of the run and its plan."""
+@pytest.fixture(scope="module")
+def finetune(images):
+    """Runs the tool, and returns the plan of the run."""
     tool, plans = load_tool("finetune"), []
     make_plan = loop.make_plan
-    monkeypatch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
-    monkeypatch.setattr(loop, "make_plan", lambda options: plans.append(make_plan(options)) or plans[-1])
 
     def run(output, *words):
         data = ["--dataset", "folder", "--data-dir", str(images), "--output", str(output), "--experiment", "a"]
         tool.main([*RUN, *data, *map(str, words)])
         return plans[-1]
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+        patch.setattr(loop, "make_plan", lambda options: plans.append(make_plan(options)) or plans[-1])
+        yield run
 
 
 def answer(network, label):
@@ -235,14 +236,15 @@ SWAD = [
 ]
 
 
-@pytest.fixture
-def whole(finetune, tmp_path):
+@pytest.fixture(scope="module")
+def whole(finetune, tmp_path_factory):
     """The outcome of a run that nothing disturbed."""
-    finetune(tmp_path / "whole", *SWAD)
-    records = read_records(tmp_path / "whole" / "a" / "results.jsonl")[:-1]
+    output = tmp_path_factory.mktemp("whole")
+    finetune(output, *SWAD)
+    records = read_records(output / "a" / "results.jsonl")[:-1]
     losses = [record.out_loss[0] + record.out_loss[2] for record in records]
     assert losses[0] == min(losses)
-    return outcome(tmp_path / "whole" / "a")
+    return outcome(output / "a")
 
 
 def interrupt():
@@ -314,12 +316,13 @@ def test_without_any_validation_image_the_last_network_is_kept_and_options_that_
     assert training_domain_validation(records).step == records[-1].step == 4
 
 
-def test_a_run_that_gets_no_better_ends_early_and_does_not_go_on(finetune, tmp_path, monkeypatch):
+def test_a_run_that_gets_no_better_ends_early_and_does_not_go_on(finetune, tmp_path, monkeypatch, capsys):
     words = ["--lr", "0", "--eval-freq", "1", "--early-stop", "2", "--steps", "50"]
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "finish", lambda *_, **__: interrupt())
         with pytest.raises(SystemExit):
             finetune(tmp_path, *words)
+    assert "ending after step 2: 2 evaluations without a better validation" in capsys.readouterr().out
     finetune(tmp_path, *words, "--resume", "auto")
     assert [record.step for record in read_records(tmp_path / "a" / "results.jsonl")] == [0, 1, 2]
     assert (tmp_path / "a" / "done").exists()

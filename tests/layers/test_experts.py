@@ -6,17 +6,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from timm.layers import Mlp
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.layers.test_moe_mlp import images, make_layer
+from tests.layers.test_moe_mlp import make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.weighted_experts import ACTIVATIONS, weighted_experts
-from timm_moe_dg.layers import MoeMlp, expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts, _is_known_or_warn
 
 WAYS = ["forward_sorted", "forward_grouped", "forward_loop", "forward_masked"]
@@ -156,16 +155,6 @@ def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(way, weight):
     assert output.isfinite().all()
     assert output[2].eq(0).all()
     assert x.grad.isfinite().all()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("way", WAYS)
-def test_cuda_equals_cpu(way):
-    experts = make_experts(dtype=torch.float64)
-    x, indices, weights = make_call(64, dtype=torch.float64)
-    expected = getattr(experts, way)(x, indices, weights)
-    actual = getattr(experts.cuda(), way)(x.cuda(), indices.cuda(), weights.cuda())
-    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_indices_may_have_32_bits():
@@ -360,22 +349,6 @@ def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts
     assert all(stack.grad.dtype == torch.float32 for stack in stacks)
     parts = [tuple(stack.shape[1:]) for stack in stacks]
     assert not any(shape in parts for shape in casts.shapes)
-
-
-def test_upcycled_experts_do_not_share_storage():
-    dense = Mlp(8, 16)
-    layer = MoeMlp.from_dense(dense, num_experts=3)
-    with torch.no_grad():
-        layer.experts.fc1.weight[0].zero_()
-    assert torch.equal(layer.experts.fc1.weight[1], dense.fc1.weight)
-    assert dense.fc1.weight.any()
-
-
-def test_dropout_acts_on_the_experts_in_training_only():
-    layer = make_layer(expert_drop=0.5, router_noise=0.0)
-    still = layer.eval()(images())
-    assert torch.equal(still, layer(images()))
-    assert not torch.allclose(layer.train()(images()), still)
 
 
 def test_hidden_dropout_keeps_both_rates():

@@ -53,13 +53,3 @@ def test_routing_record_says_which_images_were_routed():
     x, context, present = batch()
     layer(x, context, present)
     assert torch.equal(layer.routing.routed, present)
-
-
-@pytest.mark.parametrize("share", [0, 1])
-def test_every_parameter_gets_a_gradient_with_and_without_metadata(share):
-    layer = make_layer().train()
-    x, context, present = batch()
-    layer(x, context, present & bool(share)).sum().backward()
-    assert all(parameter.grad is not None for parameter in layer.parameters())
-    # the codes move only when somebody is routed
-    assert bool(layer.router.codes.grad.any()) == bool(share)

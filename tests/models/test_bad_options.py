@@ -59,20 +59,6 @@ def test_routing_of_every_model(case, options, message):
         case.small(device="meta", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"router": "euclidean"}, r"router='euclidean': choose from cosine, linear"),
-        ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1 .*leave it None or False"),
-        ({"capacity_factor": 0.0}, r"capacity_factor=0\.0: .*positive.*None"),
-        ({"capacity_factor": -1.5}, r"capacity_factor=-1\.5"),
-    ],
-)
-def test_routing_of_tokens(options, message):
-    with pytest.raises(RouterError, match=message):
-        BY_NAME["gmoe_tiny_patch16"].small(device="meta", **options)
-
-
 @pytest.mark.parametrize("options", [{"router": "linear"}, {"capacity_factor": 1.0}])
 def test_moge_has_no_token_routing_options(options):
     with pytest.raises(OptionError, match=f"{next(iter(options))}=.*GeoMoeVisionTransformer has no such option"):

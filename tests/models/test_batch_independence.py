@@ -1,9 +1,8 @@
 """A prediction depends on its image, never on the images beside it."""
 
-import pytest
 import torch
 
-from tests.models.cases import BY_NAME, randomize
+from tests.models.cases import randomize
 
 TOLERANCE = 1e-6
 
@@ -28,13 +27,3 @@ def test_many_copies_of_one_image_crowd_nobody_out(case):
     model, inputs = randomize(case.small()).eval(), case.inputs(2)
     crowd = tuple(torch.cat([column[:1].expand(15, *column.shape[1:]), column[1:]]) for column in inputs)
     torch.testing.assert_close(model(*crowd)[-1:], model(*inputs)[-1:], rtol=0, atol=TOLERANCE)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
-def test_an_image_among_others_at_full_size(name):
-    case = BY_NAME[name]
-    model = randomize(case.build(num_classes=10), std=0.02).eval()
-    inputs = case.inputs(4, size=224)
-    together, alone = model(*inputs), model(*(column[:1] for column in inputs))
-    torch.testing.assert_close(together[:1], alone, rtol=0, atol=TOLERANCE)

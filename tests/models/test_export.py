@@ -41,18 +41,29 @@ def assert_agrees(case: Case, model: torch.nn.Module, program, tolerance: float 
         torch.testing.assert_close(program(*inputs), model(*inputs), rtol=0, atol=tolerance)
 
 
-# The three sizes of GMoE have one small variant
-@pytest.fixture(scope="module", params=[*FAMILIES, IDS], ids=lambda case: case.name)
+# The three sizes of GMoE have one small variant, and the hybrid has the router of SF-MoE
+@pytest.fixture(
+    scope="module",
+    params=[case for case in (*FAMILIES, IDS) if case.name != "sfmoe_small"],
+    ids=lambda case: case.name,
+)
+def short(request):
+    """A case and its short model."""
+    return request.param, prepared(request.param)
+
+
+# tests/tools/test_export.py has the programs of GMoE, and of MoGE with coordinates
+@pytest.fixture(scope="module", params=["hybrid_sfmoe_r26_s16", IDS.name])
 def recorded(request):
     """A case, its short model and its exported program with a dynamic batch."""
-    case: Case = request.param
+    case = BY_NAME[request.param]
     model = prepared(case)
     return case, model, record_program(model, case.inputs(3))
 
 
 @torch.no_grad()
-def test_the_models_compared_here_route_differently_from_image_to_image(recorded):
-    case, model, _ = recorded
+def test_the_models_compared_here_route_differently_from_image_to_image(short):
+    case, model = short
     with timm_moe_dg.record_routing(model):
         model(*case.inputs(7))
     (output,) = timm_moe_dg.router_outputs(model).values()
@@ -70,8 +81,8 @@ def test_onnx_through_onnxruntime_with_a_dynamic_batch(recorded, tmp_path):
     assert_agrees(case, model, load_onnx(tmp_path / "model.onnx"))
 
 
-def test_torchscript(recorded):
-    case, model, _ = recorded
+def test_torchscript(short):
+    case, model = short
     scripted = torch.jit.script(model)
     assert_agrees(case, model, scripted)
     if case.metadata:
@@ -79,15 +90,15 @@ def test_torchscript(recorded):
         torch.testing.assert_close(scripted(images), model(images), rtol=0, atol=TOLERANCE)
 
 
-def test_tracing(recorded):
-    case, model, _ = recorded
+def test_tracing(short):
+    case, model = short
     assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
 
 
 @torch.no_grad()
-def test_symbolic_tracing_for_feature_extraction(recorded):
+def test_symbolic_tracing_for_feature_extraction(short):
     # mixture layers and the metadata encoder are leaves in this graph
-    case, model, _ = recorded
+    case, model = short
     nodes = ["blocks.0", "head"]
     graph = create_feature_extractor(model, nodes)
     for inputs in batches(case):

@@ -93,6 +93,7 @@ def test_every_parameter_gets_a_gradient_and_those_of_experts_and_codes_take_no_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", [CLIP, "vit_base_patch16_siglip_224"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 @torch.no_grad()
 def test_copies_pickles_scripts_and_programs_answer_alike(name):

@@ -14,7 +14,7 @@ from torch import nn
 
 import timm_moe_dg
 from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
-from timm_moe_dg.errors import CheckpointError, MetadataError, RouterError
+from timm_moe_dg.errors import CheckpointError, MetadataError
 from timm_moe_dg.losses import moge_losses
 from timm_moe_dg.models._load import upcycle_filter_fn
 from timm_moe_dg.networks.build import save_network
@@ -145,32 +145,6 @@ def test_shared_mode_ignores_metadata_and_routed_mode_restores_it(moge, model):
     assert not torch.equal(model(images), routed)
     model.set_expert_mode("routed")
     assert torch.equal(model(images, metadata), routed)
-
-
-@pytest.mark.parametrize("mode", ["sparse", 6])  # others are in test_geo_moe_mlp.py
-def test_an_unknown_expert_mode_is_refused_and_changes_nothing(mode):
-    model, inputs = COORDINATES.small().eval(), COORDINATES.inputs()
-    before = model(*inputs)
-    with pytest.raises(RouterError, match=r"expert mode=.*'routed', 'shared' or an index 0\.\.5"):
-        model.set_expert_mode(mode)
-    assert torch.equal(model(*inputs), before)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoder", ["spherical_harmonics", "sincos", "location_id"])
-def test_images_without_metadata_get_exactly_the_shared_logits(encoder):
-    model, images = built(encoder), torch.randn(5, 3, 16, 16)
-    metadata = torch.tensor([0, 3, 7, 8, 4]) if encoder == "location_id" else PLACES
-    absent = metadata.clone()
-    if encoder == "location_id":
-        absent[[1, 3]] = torch.tensor([-1, -100])
-        assert torch.equal(model(images, metadata.int()), model(images, metadata))
-    else:  # one missing coordinate is enough
-        absent[1, 0] = absent[3, 1] = math.nan
-    routed, mixed, shared_alone = model(images, metadata), model(images, absent), model(images)
-    assert torch.equal(mixed[[1, 3]], shared_alone[[1, 3]])
-    torch.testing.assert_close(mixed[[0, 2, 4]], routed[[0, 2, 4]])
-    assert (routed - shared_alone).abs().amax(1).min() > 1e-3
 
 
 def test_training_without_metadata_has_no_auxiliary_loss_and_finite_gradients(moge):

@@ -10,12 +10,13 @@ from sklearn.datasets import load_sample_images
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import resample_abs_pos_embed
 
-from tests.models.cases import BY_NAME, CASES, Case, mixture_layers, overlay, randomize, upcycled
+from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, overlay, randomize, upcycled
 
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+# The sizes of GMoE differ by their width alone
+@pytest.fixture(scope="module", params=[*FAMILIES, BY_NAME["moge_small_patch32_384"]], ids=lambda case: case.name)
 def full_size(request):
     """A registered model, its dense twin with weights away from their initial values, and the case."""
     case: Case = request.param
@@ -99,16 +100,6 @@ def test_no_parameter_shares_memory_with_another_or_with_the_source(small_pair, 
     assert all(torch.equal(value, mixture.state_dict()[key]) for key, value in restored.items())
 
 
-@torch.no_grad()
-def test_changing_one_expert_changes_no_other(small_pair):
-    mixture, dense = small_pair
-    name, layer = next(iter(mixture_layers(mixture).items()))
-    layer.experts.fc1.weight[2] += 1
-    source = dense.get_submodule(name).fc1.weight
-    unchanged = [torch.equal(expert, source) for expert in layer.experts.fc1.weight]
-    assert unchanged == [True, True, False, True, True, True]
-
-
 def test_routers_are_drawn_anew_at_each_upcycling(case):
     dense = randomize(case.small_dense())
     first, second = upcycled(case, dense).state_dict(), upcycled(case, dense).state_dict()
@@ -138,14 +129,6 @@ def test_a_mixture_checkpoint_with_fewer_mixture_layers_is_upcycled_in_the_other
     model = case.small(moe_layers=[0, 2], **overlay(source.state_dict())).eval()
     torch.testing.assert_close(model(case.images()), source(case.images()), rtol=0, atol=TOLERANCE)
     assert torch.equal(model.blocks[2].mlp.router.codes, source.blocks[2].mlp.router.codes)
-
-
-@torch.no_grad()
-def test_upcycling_takes_the_weights_of_a_normalized_feed_forward_along():
-    case = BY_NAME["gmoe_tiny_patch16"]
-    dense = randomize(case.small_dense(scale_mlp_norm=True)).eval()
-    mixture = upcycled(case, dense, scale_mlp_norm=True).eval()
-    torch.testing.assert_close(mixture(case.images()), dense(case.images()), rtol=0, atol=TOLERANCE)
 
 
 # Sources that differ from the model: classes, channels, image size, pooling

@@ -76,6 +76,11 @@ def test_a_run_of_every_recipe_finds_its_figures(recipe, monkeypatch, tmp_path):
     for figure in figures:
         run = run_of(figure.dataset, figure.algorithm, figure.model)
         assert figure in figures_for(run, figure.rule, figure.column, figure.trained_on)
-    # The same run with drawn hyper-parameters is no run of the recipe
-    args = {**run.args, "hparams_seed": 1}
-    assert not figures_for(FinishedRun(tmp_path, [replace(run.records[0], args=args)]), figure.rule, figure.column)
+    # The same run with drawn hyper-parameters, or another loss, is no run of the recipe
+    for changed in ({"hparams_seed": 1}, {"label_smoothing": 0.1}):
+        other = FinishedRun(tmp_path, [replace(run.records[0], args=run.args | changed)])
+        assert figures_for(other, figure.rule, figure.column, figure.trained_on) == []
+
+
+def test_figures_without_a_recipe_are_those_of_regions():
+    assert {figure.rule for figure in FIGURES if not figure.recipe} == {"per_region"}

@@ -28,22 +28,6 @@ def run_of(test, in_acc=(0.5, 0.5, 0.5), out_acc=(0.5, 0.5, 0.5), folder="run", 
     return FinishedRun(folder, [replace(record, in_acc=in_acc, out_acc=out_acc)])
 
 
-def test_cells_hold_the_held_out_domains_in_split():
-    runs = [
-        run_of((domain,), tuple(np.where(np.arange(3) == domain, 0.25 + domain / 4 + seed / 8, 0.9)), trial_seed=seed)
-        for domain in range(3)
-        for seed in range(2)
-    ]
-    (table,) = make_tables(runs, ["training_domain_validation"])
-    assert [dict(cell.values) for cell in cells_of(table)[ROW]] == [
-        {0: 0.25, 1: 0.375},
-        {0: 0.5, 1: 0.625},
-        {0: 0.75, 1: 0.875},
-        {0: 0.5, 1: 0.625},
-    ]
-    assert table.missing == []
-
-
 def test_what_is_reported_can_be_the_whole_domain():
     runs = [run_of((0,), in_acc=(0.5, 1, 1), out_acc=(1.0, 0, 0))]
     (table,) = make_tables(runs, ["oracle"], whole_accuracy)
@@ -316,22 +300,6 @@ def test_settings_of_one_effect_are_one_row(first, second):
     (table,) = make_tables(runs, ["oracle"])
     ((cell, *_),) = cells_of(table).values()
     assert len(cell.values) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "option"),
-    [
-        ("mixup_alpha", (1, 1.0, 0.5), "hparams"),
-        ("num_experts", (4, 4.0, 3), "model_kwargs"),
-        ("moe_layers", ([2, 3], (2, 3), [8, 10]), "model_kwargs"),
-        ("shared_expert", (True, 1, False), "model_kwargs"),
-    ],
-)
-def test_spellings_of_a_value_are_one_row_beside_another_value(name, values, option):
-    runs = [run_of((0,), trial_seed=seed, **{option: {name: value}}) for seed, value in enumerate(values)]
-    (table,) = make_tables(runs, ["oracle"])
-    assert [row.variant for row in table.rows] == [f"{name}={values[0]}", f"{name}={values[2]}"]
-    assert [len(cells[0].values) for cells in cells_of(table).values()] == [2, 1]
 
 
 def test_a_sweep_of_epochs_has_an_average():

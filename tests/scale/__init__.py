@@ -1,1 +1,1 @@
-"""What grows with the data: tables of thousands of runs, folders of DomainNet's size, long runs."""
+"""Scripts that measure: whole programs, a short run, predictions by the million, upcycling of all of timm."""

@@ -1,6 +1,5 @@
 """The output folder: complete or absent, at every moment."""
 
-import contextlib
 import csv
 import shutil
 from dataclasses import replace
@@ -12,7 +11,6 @@ from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
 from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
 from timm_moe_dg.protocols.records import Record, read_records
-from timm_moe_dg.storage.atomic import replaced
 from timm_moe_dg.storage.run_folder import RunFolder, summary_row, summary_table
 
 SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
@@ -121,16 +119,6 @@ def test_failure_while_replacing_best_keeps_the_one_before(tmp_path):
         folder.add(at(300, 0.9, 0.9, 0.9), failing)
     assert (folder.path / "best" / "model").read_text() == "good"
     assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
-
-
-def test_replacement_killed_half_way_is_put_back(tmp_path):
-    saving("old")(tmp_path / ".best.old")
-    saving("half")(tmp_path / ".best.new")
-    with contextlib.suppress(OSError), replaced(tmp_path / "best") as fresh:
-        assert not list(fresh.iterdir())
-        failing(fresh)
-    assert (tmp_path / "best" / "model").read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
 
 
 def test_empty_folder_may_be_used(tmp_path):

@@ -128,7 +128,7 @@ def test_wise_ft_ends_at_the_start_and_at_the_run(runs, average):
         assert record.args["average_method"] == "wise_ft --alpha 0"
 
 
-@pytest.mark.parametrize("method", ["uniform", "diwa", "ensemble", "wise_ft"])
+@pytest.mark.parametrize("method", ["uniform", "wise_ft"])
 def test_runs_with_hyper_parameters_of_a_method_and_of_an_averaging_are_averaged(method, runs, average):
     start = ["--initial-checkpoint", str(runs / "start" / "best" / "model.safetensors")]
     method_words = ["--algorithm", "Mixup", "--averaging", "moving", "--sched", "cosine", "--opt", "lion"]
@@ -157,7 +157,6 @@ def test_wise_ft_refuses_a_start_that_changed_since(runs, average, tmp_path):
     ("names", "words"),
     [
         (["a"], ["--method", "wise_ft", "--alpha", "0", "0.5"]),
-        (["a", "b"], ["--method", "diwa"]),
         (["start", "apart"], ["--method", "ensemble"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tracemalloc
 from pathlib import Path
 from unicodedata import normalize
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from tests.data.copies import small, write_domains
-from timm_moe_dg.data import read_folder
+from timm_moe_dg.data import get_benchmark, read_folder
 from timm_moe_dg.data.readers.folders import DUPLICATES
 from timm_moe_dg.errors import DataError, ImageReadError
 
@@ -248,3 +249,24 @@ def test_a_list_that_is_no_text_is_named(tmp_path):
     (tmp_path / DUPLICATES).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=rf"{DUPLICATES}.*cannot be read as a list of images"):
         row.read(tmp_path)
+
+
+@pytest.mark.parametrize("dataset", ["folder", "place_folder"])
+def test_an_image_takes_its_path_and_some_numbers(tmp_path, dataset):
+    names = [f"{place}/{label}/photograph_{number:04}.png" for place in "ab" for label in "xy" for number in range(500)]
+    rows = ["path,label,lon,lat,split,group,year"]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        part, group = (("train", "north"), ("id_val", "north"), ("id_test", "north"), ("ood_test", "south"))[number % 4]
+        rows.append(f"{name},{name.split('/')[1]},{number / 90:.6f},1.5,{part},{group},2004")
+    (tmp_path / "metadata.csv").write_text("\n".join(rows))
+    columns = ("year",) if dataset == "place_folder" else ()
+    get_benchmark(dataset).read(tmp_path, columns)  # what is kept from the first time on does not count
+    tracemalloc.start()
+    domains = get_benchmark(dataset).read(tmp_path, columns)
+    size = tracemalloc.get_traced_memory()[0] / len(names)
+    tracemalloc.stop()
+    assert sum(map(len, domains)) == len(names)
+    # A list of strings takes the path and 57 bytes, and as much again in each worker
+    assert size < 1.3 * (len(domains[0].file(0)) + 60)
