@@ -1,12 +1,13 @@
 """Prints the tables of docs/results/routers.md and draws its picture.
 
-    python examples/routers/compare.py output/routers --routing routing.csv --picture routers.png
+    python examples/routers/compare.py output/routers --routing routing.csv --picture routers.png --scores scores.csv
+    python examples/routers/compare.py examples/routers/scores.csv --routing examples/routers/routing.csv
 
 Each run is scored by its accuracy on the held-out domain, at the step that training-domain validation selects. Errors
 are standard errors over seeds of the means over held-out domains. Each network is compared with the cosine router by a
 sign-flip test over pairs of runs with the same held-out domain and seed. Holm's correction covers all tests of all data
 sets. A router is recommended if it beats the cosine router on two data sets after the correction, and loses on none.
-`routing.csv` is written by measure.py.
+`routing.csv` is written by measure.py. The second command repeats the page's tables from its stored scores.
 """
 
 import argparse
@@ -43,9 +44,14 @@ def names(runs: pd.Series) -> pd.DataFrame:
     )
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """Returns the score in percent of each run, with its data set (shift), network (row), held-out domain and seed."""
-    runs = timm_moe_dg.read_runs(folder)
+def read(source: Path) -> pd.DataFrame:
+    """Returns the score in percent of each run, with its data set (shift), network (row), held-out domain and seed.
+
+    The source is a folder of runs, or a table that `--scores` wrote.
+    """
+    if source.is_file():
+        return pd.read_csv(source)
+    runs = timm_moe_dg.read_runs(source)
     runs = runs[runs.selected & runs.finished]
     # Data with test domains of their own have a score for the held-out ones alone
     score = runs.ood_accuracy.fillna(runs.test_acc) if "ood_accuracy" in runs else runs.test_acc
@@ -67,13 +73,17 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
         wide = runs.pivot(index=["domain", "seed"], columns="row", values="score")
         for row in wide.columns.drop(REFERENCE):
             pairs = (wide[row] - wide[REFERENCE]).dropna()
-            domains = pairs.groupby("domain").mean()
-            won = f"{(pairs > 0).sum()} of {len(pairs)}", f"{(domains > 0).sum()} of {len(domains)}"
             error = pairs.groupby("seed").mean().std(ddof=0) / pairs.index.unique("seed").size ** 0.5
-            rows.append([row, shift, pairs.mean(), error, *won, sign_flip_p(pairs.to_numpy())])
-    columns = ["row", "shift", "difference", "error", "pairs won", "domains won", "p"]
+            rows.append([row, shift, pairs.mean(), error, (pairs > 0).sum(), len(pairs), sign_flip_p(pairs.to_numpy())])
+    columns = ["row", "shift", "difference", "error", "won", "pairs", "p"]
     table = pd.DataFrame(rows, columns=columns)
     return table.assign(**{"p, Holm": holm(table.p.tolist())})
+
+
+def cells(table: pd.DataFrame) -> pd.DataFrame:
+    """The differences as text, a column for each data set."""
+    texts = [f"{row.difference:+.2f}, {row.won} of {row.pairs}, {row.p:.2f}" for row in table.itertuples()]
+    return table.assign(text=texts).pivot(index="row", columns="shift", values="text")
 
 
 def recommended(table: pd.DataFrame) -> list[str]:
@@ -113,31 +123,34 @@ def routing(file: Path) -> pd.DataFrame:
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Rows and columns in the order of `NAMES` and `SHIFTS`, with the names that readers see."""
     rows = [row for row in NAMES if row in table.index]
-    return table.loc[rows].rename(index=NAMES, columns=SHIFTS)
+    return table.loc[rows].rename(index=NAMES, columns=SHIFTS).rename_axis("router")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Prints the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("source", type=Path, help="folder of runs, or table of their scores")
     parser.add_argument("--routing", type=Path, help="table of measure.py")
     parser.add_argument("--picture", type=Path, help="picture to write")
+    parser.add_argument("--scores", type=Path, help="table of scores to write")
     options = parser.parse_args(words)
-    frame = read(options.folder)
+    frame = read(options.source)
     table = differences(frame)
     shifts = [shift for shift in SHIFTS if shift in set(table["shift"])]
     print(in_order(accuracies(frame)[shifts]).to_markdown())
-    for shift in shifts:
-        part = in_order(table[table["shift"] == shift].set_index("row").drop(columns="shift"))
-        formats = ("", "+.2f", ".2f", "", "", ".4f", ".4f")
-        print(f"\n{SHIFTS[shift]}, difference to the cosine router\n\n{part.to_markdown(floatfmt=formats)}")
+    print(f"\nDifference to the cosine router, pairs won, p\n\n{in_order(cells(table)[shifts]).to_markdown()}")
+    print(f"\nLeast p after the correction: {table['p, Holm'].min():.4f}")
     print(f"\nRecommended: {', '.join(NAMES[row] for row in recommended(table)) or 'none'}")
+    if options.scores:
+        frame.to_csv(options.scores, index=False, float_format="%.3f")
     if options.picture:
         draw(table, options.picture)
     if options.routing:
         means = routing(options.routing)
         for shift in shifts:
-            print(f"\nRouting, {SHIFTS[shift]}\n\n{in_order(means.loc[shift]).to_markdown(floatfmt='.2f')}")
+            print(
+                f"\nRouting, {SHIFTS[shift]}\n\n{in_order(means.loc[shift].dropna(axis=1)).to_markdown(floatfmt='.2f')}"
+            )
 
 
 if __name__ == "__main__":

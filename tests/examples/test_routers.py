@@ -70,7 +70,7 @@ def test_a_run_is_measured(load, tmp_path):
     assert row["accuracy"] == pytest.approx(100 * scores.accuracy.iloc[1], abs=1e-6)
 
 
-def test_networks_are_compared_with_the_cosine_router(load):
+def test_networks_are_compared_with_the_cosine_router(load, tmp_path, capsys):
     compare = load("routers/compare")
     random = np.random.default_rng(0)
     places = [(shift, domain, seed) for shift in compare.SHIFTS for domain in range(3) for seed in range(4)]
@@ -93,3 +93,7 @@ def test_networks_are_compared_with_the_cosine_router(load):
         assert line["p"] == pytest.approx(2 / 2**12)  # all twelve pairs have one sign
         assert line["p, Holm"] == pytest.approx(9 * line["p"])
     assert compare.recommended(table) == ["bias"]
+    frame.to_csv(tmp_path / "scores.csv", index=False)
+    compare.main([str(tmp_path / "scores.csv"), "--picture", str(tmp_path / "routers.png")])
+    assert "Recommended: sigmoid, bias without a loss\n" in capsys.readouterr().out
+    assert (tmp_path / "routers.png").stat().st_size > 1000
