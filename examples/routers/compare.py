@@ -73,7 +73,7 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
         wide = runs.pivot(index=["domain", "seed"], columns="row", values="score")
         for row in wide.columns.drop(REFERENCE):
             pairs = (wide[row] - wide[REFERENCE]).dropna()
-            error = pairs.groupby("seed").mean().std(ddof=0) / pairs.index.unique("seed").size ** 0.5
+            error = pairs.std() / len(pairs) ** 0.5
             rows.append([row, shift, pairs.mean(), error, (pairs > 0).sum(), len(pairs), sign_flip_p(pairs.to_numpy())])
     columns = ["row", "shift", "difference", "error", "won", "pairs", "p"]
     table = pd.DataFrame(rows, columns=columns)
@@ -94,7 +94,7 @@ def recommended(table: pd.DataFrame) -> list[str]:
 
 
 def draw(table: pd.DataFrame, file: Path) -> None:
-    """Draws the differences, a panel for each data set."""
+    """Draws the differences with standard errors over pairs, a panel for each data set."""
     rows = [row for row in NAMES if row in set(table.row)]
     figure, panels = plt.subplots(1, len(SHIFTS), figsize=(9, 3.6), sharey=True, layout="constrained")
     for panel, (shift, title) in zip(panels, SHIFTS.items(), strict=True):
@@ -104,8 +104,9 @@ def draw(table: pd.DataFrame, file: Path) -> None:
             places = np.flatnonzero(chosen)
             panel.errorbar(part.difference[chosen], places, xerr=part.error[chosen], fmt="o", color=color, capsize=3)
         panel.axvline(0, color="black", linewidth=0.8)
-        panel.set(title=title, xlabel="points against the cosine router")
+        panel.set_title(title)
         panel.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("points against the cosine router")
     panels[0].set_yticks(range(len(rows)), [NAMES[row] for row in rows])
     panels[0].invert_yaxis()
     figure.savefig(file, dpi=150)
@@ -142,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"\nLeast p after the correction: {table['p, Holm'].min():.4f}")
     print(f"\nRecommended: {', '.join(NAMES[row] for row in recommended(table)) or 'none'}")
     if options.scores:
-        frame.to_csv(options.scores, index=False, float_format="%.3f")
+        frame.to_csv(options.scores, index=False)
     if options.picture:
         draw(table, options.picture)
     if options.routing:
