@@ -251,7 +251,10 @@ def serve(folders: dict[str, Path]) -> Iterator[LocalHub]:
     hub = LocalHub({name: Repository(folder) for name, folder in folders.items()})
     handler = type("Handler", (_Handler,), {"hub": hub})
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
-    hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    # Another name for the storage: a client follows redirects to hosts of the hub, whatever their port
+    hub.endpoint, hub.storage = (
+        f"http://{host}:{server.server_port}" for host, server in zip(("127.0.0.1", "localhost"), servers, strict=True)
+    )
     threads = [threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in servers]
     for thread in threads:
         thread.start()

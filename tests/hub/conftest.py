@@ -20,7 +20,7 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # retries at once
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
         yield local
 
 

@@ -53,7 +53,12 @@ def small_request(case: str, model: str | None = None, **options: Any) -> dict[s
 def ask(requests: list[dict[str, Any]], cache: Path, **environment: str) -> list[dict[str, Any]]:
     """Runs this file with a Hub cache and other settings of the Hub's client; answers in the order of the requests."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    hub = {"HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", **environment}
+    hub = {
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1,localhost",
+        **environment,
+    }
     process = subprocess.run(
         [sys.executable, "-m", "tests.models.hub_client"],
         input=json.dumps(requests),
