@@ -32,10 +32,10 @@ TILES = (
 STEP = 0.5  # degrees of the map's cells
 
 
-def _climate_numbers(lonlat: np.ndarray) -> np.ndarray:
-    """Main climates (1 to 5, ocean 0) at places (N, 2)."""
+def climate_numbers(lonlat: np.ndarray) -> np.ndarray:
+    """Main climates (1 to 5, ocean 0) at places (N, 2), uint8 (N,)."""
     numbers, names = read_climates()
-    letters = np.array(["ABCDE".find(name[0]) + 1 if name != "Ocean" else 0 for name in names])
+    letters = np.array(["ABCDE".find(name[0]) + 1 if name != "Ocean" else 0 for name in names], dtype=np.uint8)
     return letters[values_at(numbers, lonlat)]
 
 
@@ -45,7 +45,7 @@ def draw(run: Path, path: Path) -> None:
     longitude, latitude = np.arange(-180 + STEP / 2, 180, STEP), np.arange(-56 + STEP / 2, 78, STEP)
     lonlat = np.stack(np.meshgrid(longitude, latitude), axis=-1).reshape(-1, 2)
     experts = domains_at(model, torch.as_tensor(lonlat, dtype=torch.float32)).numpy()
-    climates = _climate_numbers(lonlat)
+    climates = climate_numbers(lonlat)
     shape = len(latitude), len(longitude)
     colors = np.array([[int(expert_color(e)[i : i + 2], 16) for i in (1, 3, 5)] for e in range(6)], dtype=np.uint8)
     image = np.where(((climates == 0) | (experts < 0))[:, None], 255, colors[experts]).reshape(*shape, 3)
@@ -56,7 +56,7 @@ def draw(run: Path, path: Path) -> None:
         above, below = parts
         for axes, tile, (name, *place) in zip(above.subplots(1, len(TILES)), tiles, TILES, strict=True):
             axes.imshow(tile, interpolation="nearest")
-            letter = "-ABCDE"[_climate_numbers(np.array([place]))[0]]
+            letter = "-ABCDE"[climate_numbers(np.array([place]))[0]]
             axes.set_title(f"{name}\n{names[letter]}", fontsize=13)
             axes.axis("off")
         axes = below.subplots()

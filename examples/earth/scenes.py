@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import rasterio
 import rasterio.features
+from draw import climate_numbers
 from rasterio.transform import from_bounds
 
-from timm_moe_dg.data.readers.blue_marble import MAIN_CLIMATES, read_climates, read_earth, values_at
+from timm_moe_dg.data.readers.blue_marble import MAIN_CLIMATES, read_earth
 
 # West, south, east, north in degrees
 CONTINENTS = {"africa": (-18, -36, 52, 28), "europe": (-10, 36, 40, 68), "south_america": (-82, -56, -34, 12)}
 CELL = 0.5  # degrees of a cell of the polygons
-LETTERS = "".join(MAIN_CLIMATES)  # first letters of climates
 
 
 def write_scene(path: Path, bounds: tuple[int, int, int, int]) -> None:
@@ -47,20 +47,17 @@ def main_climates(bounds: tuple[int, int, int, int], height: int, width: int) ->
     west, south, east, north = bounds
     longitude = west + (np.arange(width) + 0.5) * (east - west) / width
     latitude = north - (np.arange(height) + 0.5) * (north - south) / height
-    numbers, names = read_climates()
-    codes = np.array([0 if name == "Ocean" else LETTERS.index(name[0]) + 1 for name in names], dtype=np.uint8)
-    return codes[values_at(numbers, np.stack(np.meshgrid(longitude, latitude), axis=-1).reshape(-1, 2))].reshape(
-        height, width
-    )
+    lonlat = np.stack(np.meshgrid(longitude, latitude), axis=-1).reshape(-1, 2)
+    return climate_numbers(lonlat).reshape(height, width)
 
 
 def climate_polygons() -> list[dict[str, object]]:
     """GeoJSON features of the main climates on land."""
     codes = main_climates((-180, -90, 180, 90), round(180 / CELL), round(360 / CELL))
     shapes = rasterio.features.shapes(codes, mask=codes > 0, transform=from_bounds(-180, -90, 180, 90, *codes.T.shape))
+    labels = list(MAIN_CLIMATES.values())
     return [
-        {"type": "Feature", "geometry": shape, "properties": {"label": MAIN_CLIMATES[LETTERS[int(code) - 1]]}}
-        for shape, code in shapes
+        {"type": "Feature", "geometry": shape, "properties": {"label": labels[int(code) - 1]}} for shape, code in shapes
     ]
 
 

@@ -149,9 +149,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.routing:
         means = routing(options.routing)
         for shift in shifts:
-            print(
-                f"\nRouting, {SHIFTS[shift]}\n\n{in_order(means.loc[shift].dropna(axis=1)).to_markdown(floatfmt='.2f')}"
-            )
+            part = in_order(means.loc[shift].dropna(axis=1))
+            print(f"\nRouting, {SHIFTS[shift]}\n\n{part.to_markdown(floatfmt='.2f')}")
 
 
 if __name__ == "__main__":

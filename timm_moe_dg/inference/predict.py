@@ -100,8 +100,8 @@ def predict(options: PredictOptions, file: TextIO | None = None) -> Iterator[lis
         predictor, parts = _opened(options)
         for part in predictor.parts(enumerate(parts)):
             columns = (part.table[name] for name in names)
-            cells = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
-            rows = list(map(list, zip(*cells, strict=True)))
+            values = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
+            rows = list(map(list, zip(*values, strict=True)))
             if opened is not None and rows:
                 cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
                 write_rows(opened, [names, *cells] if is_first else cells)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, Router, RouterOutput
+from ..layers.reports.losses import ReportsLosses
 from ..layers.reports.routing import BALANCING_LOSSES, domain_balance_loss
 
 
@@ -107,7 +108,7 @@ def reported_losses(
     found: dict[str, list[ReportedLoss]] = {"aux_loss": []}
     for module in model.modules():
         if hasattr(module, "training_losses"):
-            for name, loss in cast(Any, module).training_losses(targets, weights).items():
+            for name, loss in cast(ReportsLosses, module).training_losses(targets, weights).items():
                 _scalar(module, loss.value if isinstance(loss, ReportedLoss) else type(loss).__name__)
                 found.setdefault(name, []).append(loss)
     if weights.domain_coef:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -20,7 +20,14 @@ _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, Unpickl
 _logger = logging.getLogger(__name__)
 
 
-Stateful: TypeAlias = Any  # with `state_dict` and `load_state_dict`: modules, optimizers, gradient scalers
+class Stateful(Protocol):
+    """Anything with a state: modules, optimizers, gradient scalers."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Returns the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """Restores a state."""
 
 
 class ProcessStates(TypedDict):

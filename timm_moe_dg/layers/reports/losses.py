@@ -5,7 +5,7 @@ training forward by name. `losses.reported_losses` calls it on every module of a
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -43,3 +43,10 @@ class ReportedLoss(NamedTuple):
     value: Tensor  # scalar, not weighted
     weight: float = 1.0
     over_modules: str = "sum"  # the value for a model, of those of its modules: their "sum", "mean" or "last"
+
+
+class ReportsLosses(Protocol):
+    """A module that has losses of its own."""
+
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        """Returns the losses of the last training forward, for its class indices (B,)."""
