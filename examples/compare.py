@@ -64,6 +64,7 @@ def tests(rows: Mapping[tuple[str, str], Scores], corrected: bool) -> list[list[
     pairs = [((model, method), ("dense", method)) for method, model in product(METHODS, MODELS) if model != "dense"]
     pairs += [(("frozen", "ERM"), ("top_2", "ERM"))]
     pairs += [((model, method), (model, "ERM")) for model, method in product(("dense", "top_2"), METHODS)]
+    pairs += [((model, "soup"), (model, "upcycled")) for model in ("dense", "top_2")]
     table, p_values = [["first", "second", "difference", f"wins of {len(rows['dense', 'ERM'])}", "p"]], []
     for first, second in pairs:
         if first != second and first in rows and second in rows and first[1] != "alpha_0":

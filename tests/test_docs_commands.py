@@ -68,6 +68,7 @@ OTHERS = {
     "python examples/routers/": "tests/examples/test_routers.py",
     "python examples/merge_experts.py": "tests/tools/test_average.py",
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
+    "bash examples/emoji_styles/average.sh": "timm-moe-dg average, 50 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",

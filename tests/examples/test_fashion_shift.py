@@ -61,11 +61,13 @@ def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
     for path in [*tmp_path.iterdir()]:
         path.rename(str(path).replace("folder-top_2", "emoji_styles-frozen"))
     for path in tmp_path.glob("folder-dense*"):
-        shutil.copytree(path, str(path).replace("dense-ERM", "dense-CORAL"))
+        for method in ("CORAL", "soup", "upcycled"):
+            shutil.copytree(path, str(path).replace("dense-ERM", f"dense-{method}"))
     compare.main(["--holm", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert "| ERM, frozen routers | dense | +2.00 | 6 | 0.031 | 0.062 |" in lines
+    assert "| ERM, frozen routers | dense | +2.00 | 6 | 0.031 | 0.156 |" in lines
     assert "| CORAL, dense | ERM | +0.00 | 0 | 1.000 | 1.000 |" in lines
+    assert "| soup, dense | upcycled | +0.00 | 0 | 1.000 | 1.000 |" in lines
 
 
 def test_other_folders_and_runs_in_progress_are_refused(tmp_path):
