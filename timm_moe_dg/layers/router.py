@@ -122,6 +122,7 @@ class Router(OwnParameters):
         self.normalize_weights = normalize_weights
         self.noise_std = float(1.0 / num_experts if noise_std is None else noise_std)
         self.loss_form = "vmoe"
+        self.frozen = False  # bias and thresholds as well as weights
         # Since the last `after_step`. No buffer: DDP would overwrite it by that of the first process in each forward
         self.expert_counts = torch.zeros(num_experts, dtype=torch.int64)
         state: dict[str, Any] = {"device": device, "dtype": torch.float32}
@@ -161,7 +162,7 @@ class Router(OwnParameters):
     def has_after_step(self) -> bool:
         """Whether `after_step` has something to do."""
         moves = self.expert_bias is not None or self.expert_thresholds is not None
-        return moves or type(self).after_step is not Router.after_step
+        return not self.frozen and (moves or type(self).after_step is not Router.after_step)
 
     def after_step(self) -> None:
         """Updates buffers after a step of the optimizer: bias and thresholds. `layers.after_step` calls it.

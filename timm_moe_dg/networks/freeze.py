@@ -32,7 +32,16 @@ def freeze_backbone(network: Network) -> nn.Module:
             module.p = 0.0
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
+        elif isinstance(module, Router):
+            module.frozen = True
     return classifier
+
+
+def freeze_routers(network: nn.Module) -> None:
+    """Freezes the routers: their weights, bias and thresholds."""
+    for router in routers_of(network, "freeze", "routers"):
+        router.requires_grad_(False)
+        router.frozen = True
 
 
 def train_routers_only(network: nn.Module) -> None:
@@ -61,7 +70,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {
         "backbone": freeze_backbone,
         "classifier": lambda network: single_classifier(network).requires_grad_(False),
-        "routers": lambda network: [part.requires_grad_(False) for part in routers_of(network, "freeze", "routers")],
+        "routers": freeze_routers,
         "all-but-routers": train_routers_only,
         "all-but-gating": train_gating_only,
     }
