@@ -19,7 +19,7 @@ from ..data import Domain, Split
 from ..data.band_domains import band_statistics, deep_share, warn_of_far_values
 from ..data.band_names import RGB
 from ..errors import ArgumentError, DataError
-from ..layers import LossWeights
+from ..layers import LossWeights, MoeMlp, RoutedMlp
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..losses import force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
@@ -147,6 +147,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)
+    check_loss_weights(network, options)
     # The small images of the built-in data sets are trained from scratch
     if _starts_from_random_weights(options) and plan.benchmark.image_size is None:
         _logger.warning(f"{options.model} starts from random weights; add --pretrained to start from published ones")
@@ -242,6 +243,14 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
             "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
         )
+
+
+def check_loss_weights(network: Network, options: RunOptions) -> None:
+    """Refuses a weight of a loss that no layer of the network reports."""
+    for name, kind in {"z_coef": RoutedMlp, "image_coef": MoeMlp, "domain_coef": RoutedMlp}.items():
+        if vars(options)[name] and not any(isinstance(module, kind) for module in network.modules()):
+            which = "routed by tokens" if kind is MoeMlp else "to balance"
+            raise ArgumentError.of(name, vars(options)[name], f"{options.model} has no experts {which}; leave it out")
 
 
 def _starts_from_random_weights(options: RunOptions) -> bool:
