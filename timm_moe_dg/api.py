@@ -186,7 +186,7 @@ def predict(
     with _extra():
         from pandas import DataFrame
 
-        from .finetuning.process_state import random_numbers_kept
+        from .finetuning.process_state import random_numbers_kept, refuse_autocast
         from .inference.predict import PredictOptions, column_names, predict_parser, predict_parts
         from .inference.predict import predict as run_prediction
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
@@ -196,6 +196,7 @@ def predict(
     parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
     filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
     filled = replace(filled, network=network)
+    refuse_autocast()
     with random_numbers_kept():
         if filled.folder is not None:
             return DataFrame({"part": predict_parts(filled, filled.folder).finished()})
@@ -230,16 +231,20 @@ def predict_part(
         from pandas import DataFrame
 
         from .data.readers.csv_tables import require_columns, text_table
-        from .finetuning.process_state import random_numbers_kept
+        from .finetuning.process_state import random_numbers_kept, refuse_autocast
         from .inference.image_rows import rows_of
         from .inference.predict import predict_parser
         from .inference.predictor import PartOptions, Predictor
     words, network = _model_words("predict_part", PartOptions, run_or_model, options)
     filled = from_parsed(PartOptions, vars(parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])))
+    refuse_autocast()
     with random_numbers_kept():
         predictor = Predictor(filled, network)
         names = [name for name in ("path", *predictor.names.all) if name in rows]
         require_columns(Path("rows"), list(rows), ["path"], "name the images there")
+        if len({len(rows[name]) for name in names}) > 1:
+            sizes = {name: len(rows[name]) for name in names}
+            raise ArgumentError.of("rows", sizes, "have columns of different lengths; give a value for each image")
         images = rows_of(Path("rows"), text_table({name: rows[name] for name in names}), predictor.names, "")
         (part,) = predictor.parts([(0, images)])
     return DataFrame({name: list(column) for name, column in part.table.items()})
@@ -268,7 +273,7 @@ def _model_words(
         raise OptionError.of("model", options["model"], "the first argument is the model; leave this one out")
     if isinstance(run_or_model, nn.Module):
         network, name = run_or_model, type(run_or_model).__name__
-        if network.training:
+        if any(module.training for module in network.modules()):
             raise ArgumentError.of("run_or_model", name, "is in training mode; call its method eval() first")
         if given := [option for option in declared(TrainedModelOptions) if options.get(option) is not None]:
             raise ArgumentError.of(given[0], options[given[0]], "describes a model by name; leave it out for a network")

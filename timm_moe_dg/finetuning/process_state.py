@@ -28,9 +28,7 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
         FolderInUseError: Another call is in progress in this process. Both would share these states.
         ArgumentError: The caller is within torch.autocast.
     """
-    if torch.is_autocast_enabled(default_device()):  # its cache would keep weights of earlier steps
-        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
-        raise ArgumentError.of("torch.autocast", True, remedy)
+    refuse_autocast()
     if not _running.acquire(blocking=False):
         remedy = "another call trains or evaluates in this process; wait until it has ended, or start a second process"
         raise FolderInUseError.of("output", str(Path(folder)), remedy)
@@ -48,6 +46,13 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())  # the caller may have switched off gradients
         yield
+
+
+def refuse_autocast() -> None:
+    """Refuses a caller within torch.autocast, which rounds logits, and whose cache keeps weights of earlier steps."""
+    if torch.is_autocast_enabled(default_device()):
+        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
+        raise ArgumentError.of("torch.autocast", True, remedy)
 
 
 @contextmanager
