@@ -278,8 +278,6 @@ def test_a_model_or_images_that_are_none_are_named(run, images, tmp_path, monkey
     network.blocks[1].mlp.router.train()  # a part alone
     with pytest.raises(ArgumentError, match="run_or_model='MoeVisionTransformer': is in training mode"):
         timm_moe_dg.predict(network, "images")
-    with pytest.raises(ArgumentError, match=r"rows={'path': 2, 'lon': 1, 'lat': 1}: have columns of different lengths"):
-        timm_moe_dg.predict_part(run, {"path": ["a.png", "b.png"], "lon": [1.0], "lat": [2.0]}, workers=0)
     with pytest.raises(ArgumentError, match=r"run_or_model='.*': has weights in torch.float64; call its method float"):
         timm_moe_dg.predict(run.model().double(), "images")
 

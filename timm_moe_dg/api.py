@@ -242,9 +242,6 @@ def predict_part(
         predictor = Predictor(filled, network)
         names = [name for name in ("path", *predictor.names.all) if name in rows]
         require_columns(Path("rows"), list(rows), ["path"], "name the images there")
-        if len({len(rows[name]) for name in names}) > 1:
-            sizes = {name: len(rows[name]) for name in names}
-            raise ArgumentError.of("rows", sizes, "have columns of different lengths; give a value for each image")
         images = rows_of(Path("rows"), text_table({name: rows[name] for name in names}), predictor.names, "")
         (part,) = predictor.parts([(0, images)])
     return DataFrame({name: list(column) for name, column in part.table.items()})

@@ -249,8 +249,7 @@ def check_loss_weights(network: Network, options: RunOptions) -> None:
     """Refuses a weight of a loss that no layer of the network reports."""
     for name, kind in {"z_coef": RoutedMlp, "image_coef": MoeMlp, "domain_coef": RoutedMlp}.items():
         if vars(options)[name] and not any(isinstance(module, kind) for module in network.modules()):
-            which = "routed by tokens" if kind is MoeMlp else "to balance"
-            raise ArgumentError.of(name, vars(options)[name], f"{options.model} has no experts {which}; leave it out")
+            raise ArgumentError.of(name, vars(options)[name], f"{options.model} has no such loss; leave it out")
 
 
 def _starts_from_random_weights(options: RunOptions) -> bool:

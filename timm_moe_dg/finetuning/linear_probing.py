@@ -32,8 +32,8 @@ class LinearProbing:
         self._trained = {id(parameter) for module in probed for parameter in module.parameters()}
         self._frozen = [parameter for parameter in network.parameters() if id(parameter) not in self._trained]
         # Their bias and thresholds move without a gradient
-        routers = [module for module in network.modules() if isinstance(module, Router)]
-        self._frozen_routers = [] if options.linear_routers else routers
+        routers = () if options.linear_routers else network.modules()
+        self._frozen_routers = [module for module in routers if isinstance(module, Router)]
         self._is_probing = False
         self._usual_rates: list[tuple[ParameterGroup, float]] = []
         optimizer.register_step_pre_hook(self._restrict)

@@ -33,15 +33,8 @@ def freeze_backbone(network: Network) -> nn.Module:
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
         elif isinstance(module, Router):
-            module.frozen = True
+            module.freeze()
     return classifier
-
-
-def freeze_routers(network: nn.Module) -> None:
-    """Freezes the routers: their weights, bias and thresholds."""
-    for router in routers_of(network, "freeze", "routers"):
-        router.requires_grad_(False)
-        router.frozen = True
 
 
 def train_routers_only(network: nn.Module) -> None:
@@ -70,7 +63,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {
         "backbone": freeze_backbone,
         "classifier": lambda network: single_classifier(network).requires_grad_(False),
-        "routers": freeze_routers,
+        "routers": lambda network: [router.freeze() for router in routers_of(network, "freeze", "routers")],
         "all-but-routers": train_routers_only,
         "all-but-gating": train_gating_only,
     }
