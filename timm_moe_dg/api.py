@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments
+from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments, refuse_autocast
 from .cli.imports import import_modules, named_imports
 from .cli.keywords import call_text, describe_keywords, keyword_words
 from .cli.parser import ToolParser
@@ -186,7 +186,7 @@ def predict(
     with _extra():
         from pandas import DataFrame
 
-        from .finetuning.process_state import random_numbers_kept, refuse_autocast
+        from .finetuning.process_state import random_numbers_kept
         from .inference.predict import PredictOptions, column_names, predict_parser, predict_parts
         from .inference.predict import predict as run_prediction
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
@@ -231,7 +231,7 @@ def predict_part(
         from pandas import DataFrame
 
         from .data.readers.csv_tables import require_columns, text_table
-        from .finetuning.process_state import random_numbers_kept, refuse_autocast
+        from .finetuning.process_state import random_numbers_kept
         from .inference.image_rows import rows_of
         from .inference.predict import predict_parser
         from .inference.predictor import PartOptions, Predictor

@@ -19,9 +19,9 @@ from ..data import Domain, Split
 from ..data.band_domains import band_statistics, deep_share, warn_of_far_values
 from ..data.band_names import RGB
 from ..errors import ArgumentError, DataError
-from ..layers import LossWeights, MoeMlp, RoutedMlp
+from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
-from ..losses import force_tokens, set_auxiliary_form
+from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
@@ -147,7 +147,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)
-    check_loss_weights(network, options)
+    check_loss_weights(network, LossWeights.of(options))
     # The small images of the built-in data sets are trained from scratch
     if _starts_from_random_weights(options) and plan.benchmark.image_size is None:
         _logger.warning(f"{options.model} starts from random weights; add --pretrained to start from published ones")
@@ -243,13 +243,6 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
             "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
         )
-
-
-def check_loss_weights(network: Network, options: RunOptions) -> None:
-    """Refuses a weight of a loss that no layer of the network reports."""
-    for name, kind in {"z_coef": RoutedMlp, "image_coef": MoeMlp, "domain_coef": RoutedMlp}.items():
-        if vars(options)[name] and not any(isinstance(module, kind) for module in network.modules()):
-            raise ArgumentError.of(name, vars(options)[name], f"{options.model} has no such loss; leave it out")
 
 
 def _starts_from_random_weights(options: RunOptions) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from ..cli.arguments import default_device
-from ..errors import ArgumentError, FolderInUseError
+from ..cli.arguments import refuse_autocast
+from ..errors import FolderInUseError
 
 _running = threading.Lock()
 
@@ -46,13 +46,6 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())  # the caller may have switched off gradients
         yield
-
-
-def refuse_autocast() -> None:
-    """Refuses a caller within torch.autocast, which rounds logits, and whose cache keeps weights of earlier steps."""
-    if torch.is_autocast_enabled(default_device()):
-        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
-        raise ArgumentError.of("torch.autocast", True, remedy)
 
 
 @contextmanager
