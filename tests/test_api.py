@@ -9,6 +9,8 @@ import random
 import signal
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -126,7 +128,7 @@ def test_the_frames_are_the_files_of_the_commands(run, images, tmp_path):
     assert runs.groupby("model").test_acc.max().notna().all()
 
 
-def test_settings_of_the_caller_have_no_effect_on_a_run(run, tmp_path):
+def test_settings_of_the_caller_have_no_effect_on_a_run(run, images, tmp_path):
     torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad():
@@ -136,8 +138,14 @@ def test_settings_of_the_caller_have_no_effect_on_a_run(run, tmp_path):
     finally:
         torch.set_default_dtype(torch.float32)
     assert outcome(again) == outcome(run)
-    with torch.autocast("cpu"), pytest.raises(ArgumentError, match=r"torch\.autocast=True: leave this context"):
-        timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="autocast")
+    calls = (
+        partial(timm_moe_dg.finetune, **RUN, output=tmp_path, experiment="autocast"),
+        partial(timm_moe_dg.predict, run, images),
+        partial(timm_moe_dg.predict_part, run, {"path": []}),
+    )
+    for call in calls:
+        with torch.autocast("cpu"), pytest.raises(ArgumentError, match=r"torch\.autocast=True: leave this context"):
+            call()
 
 
 def test_a_network_takes_the_place_of_its_run(run, images):
@@ -154,6 +162,27 @@ def test_a_network_takes_the_place_of_its_run(run, images):
     pd.testing.assert_frame_equal(scores.drop(columns=differing), of_run.drop(columns=differing))
     pair = [timm_moe_dg.predict(model, images, workers=0, columns=["logits"]) for model in (network, run)]
     pd.testing.assert_frame_equal(*(table.drop(columns=["probability", "status"]) for table in pair))
+
+
+def test_of_equal_logits_predict_takes_the_class_that_evaluate_takes(run, images):
+    network = run.model()
+    for parameter in network.head.parameters():
+        torch.nn.init.zeros_(parameter)
+    table = timm_moe_dg.predict(network, images, workers=0, top_k=3)
+    assert [table[name].unique().tolist() for name in ("class", "class_2", "class_3")] == [["0"], ["1"], ["2"]]
+
+
+def test_threads_that_share_a_network_get_the_experts_and_features_of_their_own_images(run, images):
+    network = run.model()
+    files = sorted(images.glob("*.png"))
+    predict = partial(timm_moe_dg.predict, network, workers=0, columns=["experts", "features"])
+    expected = [predict([file]) for file in files]
+    network.register_forward_hook(lambda *_: time.sleep(0.05))  # so that forwards of the others end meanwhile
+    with ThreadPoolExecutor(len(files)) as pool:
+        tables = list(pool.map(lambda file: predict([file]), files))
+    for table, alone in zip(tables, expected, strict=True):
+        assert table.experts.tolist() == alone.experts.tolist()
+        np.testing.assert_allclose(table.features.tolist(), alone.features.tolist(), atol=1e-6)
 
 
 def test_help_lists_every_option_of_the_command():
@@ -245,6 +274,10 @@ def test_a_model_or_images_that_are_none_are_named(run, images, tmp_path, monkey
         timm_moe_dg.evaluate("misspelled")
     with pytest.raises(OptionError, match="model='x': the first argument is the model"):
         timm_moe_dg.predict("finished", "images", model="x")
+    network = run.model()
+    network.blocks[1].mlp.router.train()  # a part alone
+    with pytest.raises(ArgumentError, match="run_or_model='MoeVisionTransformer': is in training mode"):
+        timm_moe_dg.predict(network, "images")
     with pytest.raises(ArgumentError, match=r"run_or_model='.*': has weights in torch.float64; call its method float"):
         timm_moe_dg.predict(run.model().double(), "images")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments
+from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments, refuse_autocast
 from .cli.imports import import_modules, named_imports
 from .cli.keywords import call_text, describe_keywords, keyword_words
 from .cli.parser import ToolParser
@@ -196,6 +196,7 @@ def predict(
     parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
     filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
     filled = replace(filled, network=network)
+    refuse_autocast()
     with random_numbers_kept():
         if filled.folder is not None:
             return DataFrame({"part": predict_parts(filled, filled.folder).finished()})
@@ -236,6 +237,7 @@ def predict_part(
         from .inference.predictor import PartOptions, Predictor
     words, network = _model_words("predict_part", PartOptions, run_or_model, options)
     filled = from_parsed(PartOptions, vars(parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])))
+    refuse_autocast()
     with random_numbers_kept():
         predictor = Predictor(filled, network)
         names = [name for name in ("path", *predictor.names.all) if name in rows]
@@ -268,7 +270,7 @@ def _model_words(
         raise OptionError.of("model", options["model"], "the first argument is the model; leave this one out")
     if isinstance(run_or_model, nn.Module):
         network, name = run_or_model, type(run_or_model).__name__
-        if network.training:
+        if any(module.training for module in network.modules()):
             raise ArgumentError.of("run_or_model", name, "is in training mode; call its method eval() first")
         if given := [option for option in declared(TrainedModelOptions) if options.get(option) is not None]:
             raise ArgumentError.of(given[0], options[given[0]], "describes a model by name; leave it out for a network")

@@ -30,7 +30,7 @@ from timm_moe_dg.results.new_site_words import render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
 from timm_moe_dg.results.rendering import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.runs import FinishedRun, find_runs
-from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, make_tables, why_no_table
+from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, is_tabled, make_tables, why_no_table
 
 DATA_FORMATS = ("csv", "json")  # for other programs
 
@@ -111,6 +111,9 @@ def main(argv: Sequence[str]) -> None:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
     for reason in reasons:
         print(one_line(reason), file=sys.stderr)
+    for run in () if args.rules else runs:
+        if run.test_domains and not is_tabled(run, tables):
+            print(f"holds out {len(run.test_domains)} domains, in no table: {one_line(run.folder)}", file=sys.stderr)
     if args.compare:
         first, second = args.compare
         print(compare(tables, first, second, args.format))

@@ -50,6 +50,21 @@ def test_smoothing_in_closed_form_and_the_plain_loss_without(tmp_path):
     assert smooth(logits, targets).item() == pytest.approx(0.8 * (norm - 2) + 0.2 * norm)
 
 
+@pytest.mark.parametrize(
+    ("model", "option"),
+    [
+        ("deit_tiny_patch16_224", "--z-coef"),
+        ("deit_tiny_patch16_224", "--domain-coef"),
+        ("moge_tiny", "--image-coef"),
+    ],
+)
+def test_weights_of_losses_that_a_model_does_not_have_are_refused(model, option, tmp_path):
+    size = [f"{name}={value}" for name, value in SIZE.items()]
+    words = ["--dataset", "geo_digits", "--model", model, "--model-kwargs", *size, option, "0.1"]
+    with pytest.raises(ArgumentError, match=r"_coef=0\.1: .*VisionTransformer has no such loss; leave it out"):
+        prepare_network(plan_of(tmp_path, *words))
+
+
 def test_sizes_between_patches_are_refused():
     with pytest.raises(
         ArgumentError, match=r"img_size=40: is no multiple of the model's patches of 16 pixels; give 32 or 48"

@@ -215,6 +215,22 @@ def test_methods_with_a_task_loss_of_their_own_refuse_what_they_would_ignore(wor
         plan_of(tmp_path, "--algorithm", "IRM", *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--min-lr", "1e-5"], r"min_lr=1e-05: has no effect without --sched NAME; add it"),
+        (["--band-init", "zero"], r"band_init='zero': has no effect without --bands; add it"),
+        (
+            ["--class-weights", "balanced", "--grad-accum-steps", "2"],  # ERM in parts is said to be ERM
+            r"class_weights='balanced': each part of a step would be weighted alone; leave it out",
+        ),
+    ],
+)
+def test_options_that_would_do_nothing_or_something_else_are_refused(words, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        plan_of(tmp_path, *words)
+
+
 DEFAULTS = {"lr": 1e-3, "weight_decay": 0.0, "batch_size": 8, "penalty": 1.0}
 
 

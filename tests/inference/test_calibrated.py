@@ -106,6 +106,16 @@ def test_options_of_another_network_are_refused(folder):
         load_tool("evaluate").main(["--model", str(folder / "best"), *DATA, "--calibrate", "--img-size", "64"])
 
 
+@pytest.mark.parametrize(("option", "value", "own"), [("trial_seed", 3, 1), ("holdout_fraction", 0.5, 0.3)])
+def test_images_that_the_run_trained_on_do_not_calibrate_it(option, value, own, tmp_path):
+    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [5], "trial_seed": 1}
+    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, {**args, "holdout_fraction": 0.3})
+    message = f"{option}={value}: is {own} in the run, which trained on images that would validate; leave it out"
+    with pytest.raises(timm_moe_dg.errors.ArgumentError, match=message):
+        timm_moe_dg.evaluate(tmp_path / "best", calibrate=True, workers=0, **{option: value})
+    assert not (tmp_path / "best" / CALIBRATION).exists()
+
+
 def test_places_decide_the_status_of_a_mixture_with_a_shared_expert(tmp_path):
     saved_run(tmp_path, "moge_tiny", CLASSES)
     network = load_trained(f"local-dir:{tmp_path / 'best'}")

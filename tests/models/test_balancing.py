@@ -1,6 +1,7 @@
 """Routers that balance by buffers, in a model: steps, checkpoints, saved files, processes and averages."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
+from timm_moe_dg.finetuning.linear_probing import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
-from timm_moe_dg.networks.soups import match_experts
+from timm_moe_dg.networks.freeze import FREEZABLE
+from timm_moe_dg.networks.soups import match_experts, mean_weights
+from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.protocols.search_space import loss_coefficients
 
 SIZES = {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 4}
@@ -62,6 +66,45 @@ def test_accumulation_and_checkpointing_move_the_state_as_a_plain_step(kind):
     torch.testing.assert_close(states["accumulated"], states["plain"], **tolerance)
     assert states["plain"].isfinite().all()
     assert states["plain"].abs().max() > 0
+
+
+@pytest.mark.parametrize("part", ["backbone", "routers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_a_frozen_router_stays(kind, part):
+    model = still(kind)
+    take_steps(model, 1)
+    before = state(model).clone()
+    FREEZABLE[part](model)
+    take_steps(model, 2)
+    assert torch.equal(state(model), before)
+
+
+@pytest.mark.parametrize("routers", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_steps_move_the_state_of_routers_that_they_train(kind, routers):
+    model = still(kind)
+    take_steps(model, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probing = LinearProbing(model, optimizer, RunOptions(linear_steps=2, linear_routers=routers))
+    states = [state(model).clone()]
+    for step in range(3):
+        probing.start_step(step)
+        ERM(Setup(model, 3, 4)).take_step(StepContext(model, optimizer), domains())
+        states.append(state(model).clone())
+    moves = [not torch.equal(*pair) for pair in pairwise(states)]
+    assert moves == [routers, routers, True]
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_infinite"), [(None, False), ([0.5, 0.5], False), ([0, 1], False), ([1, 0], True)]
+)
+def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_infinite):
+    start, model = still("threshold"), still("threshold")
+    take_steps(model, 1)
+    mean = mean_weights([start.state_dict(), model.state_dict()], shares)
+    (thresholds,) = (value for name, value in mean.items() if name.endswith("expert_thresholds"))
+    expected = torch.full_like(state(model), torch.inf) if is_infinite else state(model)
+    assert torch.equal(thresholds, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

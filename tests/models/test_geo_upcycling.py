@@ -56,6 +56,7 @@ def test_with_metadata_and_without_it_computes_what_the_dense_one_does_until_its
     model = upcycle_with_metadata(dense, [0, 2], num_experts=4, top_k=2)
     assert model is dense
     assert len(mixture_layers(model)) == 2
+    assert not any(module.training for module in model.modules())  # the encoder too, which drops metadata in training
     for logits in (model(images, PLACES), model(images)):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     for layer in mixture_layers(model).values():

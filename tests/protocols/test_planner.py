@@ -150,6 +150,8 @@ def test_mistakes_are_named(tmp_path):
         r"domains=\[0, 6\]: name domains out of: 0 rot_0, 1 rot_15": sweep(domains=[0, 6]),
         r"label='a': names two entries of the plan": sweep(models=["a", {"model": "a", "lr": 1}]),
         r"dataset='PASC': choose from ": sweep(["PASC"]),
+        r"trial_seeds=\[0, 1, 0\]: has a seed twice, which would be one run": sweep(trial_seeds=[0, 1, 0]),
+        r"hparams_seeds=\[1, 1\]: has a seed twice": sweep(hparams_seeds=[1, 1]),
     }
     for message, plan in mistakes.items():
         with pytest.raises(ArgumentError, match=message):

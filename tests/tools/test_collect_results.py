@@ -221,6 +221,17 @@ def test_names_with_line_breaks_stay_on_their_line(tmp_path, capsys):
     assert r"none\nheld" in errors
 
 
+def test_runs_that_no_table_counts_are_named(tmp_path, capsys):
+    for test in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3]):
+        write_run(tmp_path / f"held_{len(test)}", invented_records(test, num_domains=5))
+    load_tool("collect_results").main([str(tmp_path)])
+    assert re.findall(r"holds out (\d) domains, in no table: .*/held_(\d)", capsys.readouterr().err) == [("3", "3")]
+    load_tool("collect_results").main([str(tmp_path), "--rules", "oracle"])  # others are left out by choice
+    assert "in no table" not in capsys.readouterr().err
+    load_tool("collect_results").main([str(tmp_path / "held_2"), str(tmp_path / "held_4")])
+    assert re.findall(r"holds out (\d) domains, in no table", capsys.readouterr().err) == ["2"]
+
+
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
         load_tool("collect_results").main([str(tmp_path)])

@@ -242,6 +242,13 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def refuse_autocast() -> None:
+    """Refuses a caller within torch.autocast, which rounds logits, and whose cache keeps weights of earlier steps."""
+    if torch.is_autocast_enabled(default_device()):
+        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
+        raise ArgumentError.of("torch.autocast", True, remedy)
+
+
 def add_device_option(add: Callable[..., Any]) -> None:
     """Adds --device by a parser's `add_argument`."""
     words = "torch device (default here: %(default)s)"

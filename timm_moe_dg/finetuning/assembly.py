@@ -21,7 +21,7 @@ from ..data.band_names import RGB
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
-from ..losses import force_tokens, set_auxiliary_form
+from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
@@ -147,6 +147,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)
+    check_loss_weights(network, LossWeights.of(options))
     # The small images of the built-in data sets are trained from scratch
     if _starts_from_random_weights(options) and plan.benchmark.image_size is None:
         _logger.warning(f"{options.model} starts from random weights; add --pretrained to start from published ones")

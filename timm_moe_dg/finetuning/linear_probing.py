@@ -4,6 +4,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..algorithms.base import ParameterGroup
+from ..layers import Router
 from ..networks.freeze import routers_of
 from ..networks.trained import single_classifier
 from ..protocols.options import RunOptions
@@ -30,6 +31,9 @@ class LinearProbing:
             probed += routers_of(network, "linear_routers", True)
         self._trained = {id(parameter) for module in probed for parameter in module.parameters()}
         self._frozen = [parameter for parameter in network.parameters() if id(parameter) not in self._trained]
+        # Their bias and thresholds move without a gradient
+        routers = () if options.linear_routers else network.modules()
+        self._frozen_routers = [module for module in routers if isinstance(module, Router)]
         self._is_probing = False
         self._usual_rates: list[tuple[ParameterGroup, float]] = []
         optimizer.register_step_pre_hook(self._restrict)
@@ -38,6 +42,8 @@ class LinearProbing:
     def start_step(self, step: int) -> None:
         """Sets the step that is about to be taken, counted from 0."""
         self._is_probing = step < self.steps
+        for router in self._frozen_routers:
+            router.frozen = self._is_probing
 
     def _restrict(self, optimizer: Optimizer, *_: object) -> None:
         """Drops gradients before an update, because optimizers skip parameters that have none."""

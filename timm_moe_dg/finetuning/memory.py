@@ -36,7 +36,7 @@ def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str,
         if parts := fitting_parts(algorithm, context, minibatches):
             smaller = f"--batch-size {batch_size // parts}"
             remedy = f"{smaller} fitted in a trial"
-            if algorithm.ACCUMULATES:
+            if algorithm.ACCUMULATES and not run.plan.options.class_weights:
                 remedy = f"--grad-accum-steps {parts} fitted in a trial and keeps the batch; {smaller} needs less"
     raise ArgumentError.of("batch_size", batch_size, f"the memory of {device} is full; {remedy} ({reason})")
 

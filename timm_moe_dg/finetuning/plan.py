@@ -36,7 +36,7 @@ from ..data.splits import NO_DOMAIN, check_groups, hold_out, split_by_group, tes
 from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
-from ..protocols.options import FILLED_IN, Arguments, FilledOptions, RunOptions
+from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import sha256, stamp, weights_files
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
 from ..storage.run_folder import RunFolder
@@ -349,6 +349,13 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
     if not options.linear_steps:
         remedy = "has no effect without --linear-steps N; add it"
         remedies |= dict.fromkeys(("linear_lr", "linear_routers"), remedy)
+    if not options.sched:
+        remedies["min_lr"] = "has no effect without --sched NAME; add it"
+    if not options.bands:
+        remedies["band_init"] = "has no effect without --bands; add it"
+    if options.grad_accum_steps > 1:
+        # A weighted mean divides by the weights of its own images
+        remedies["class_weights"] = "each part of a step would be weighted alone; leave it out, or --grad-accum-steps"
     if options.freeze:
         remedies["linear_steps"] = f"leave it out, or --freeze {options.freeze}"
     if not method.TAKES_LINEAR_STEPS:
@@ -356,7 +363,7 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
     if options.freeze == "backbone":
         remedies["head"] = "--freeze backbone trains a new classifier; leave one out"
     for name, remedy in remedies.items():
-        if vars(options)[name]:
+        if vars(options)[name] != DEFAULTS[name]:
             raise ArgumentError.of(name, vars(options)[name], remedy)
 
 

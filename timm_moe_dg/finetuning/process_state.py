@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from ..cli.arguments import default_device
-from ..errors import ArgumentError, FolderInUseError
+from ..cli.arguments import refuse_autocast
+from ..errors import FolderInUseError
 
 _running = threading.Lock()
 
@@ -28,9 +28,7 @@ def process_state_kept(folder: str | os.PathLike[str]) -> Iterator[None]:
         FolderInUseError: Another call is in progress in this process. Both would share these states.
         ArgumentError: The caller is within torch.autocast.
     """
-    if torch.is_autocast_enabled(default_device()):  # its cache would keep weights of earlier steps
-        remedy = "leave this context before the call; for mixed precision give finetune amp_dtype"
-        raise ArgumentError.of("torch.autocast", True, remedy)
+    refuse_autocast()
     if not _running.acquire(blocking=False):
         remedy = "another call trains or evaluates in this process; wait until it has ended, or start a second process"
         raise FolderInUseError.of("output", str(Path(folder)), remedy)

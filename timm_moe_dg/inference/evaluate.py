@@ -57,6 +57,7 @@ MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", 
 MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
 CHANGING = ("img_size", "coverage_radius", "expert_mode", "initial_checkpoint")  # options of another network
+SPLITTING = ("trial_seed", "holdout_fraction", "split_by_photograph", "group_column")
 RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
 
 
@@ -326,11 +327,16 @@ def _calibrate(
     if given:
         name, value = given.popitem()
         raise ArgumentError.of(name, value, "changes the model that --calibrate stores with; leave it out")
+    run = run_arguments(options.model)
+    for name in SPLITTING:
+        if (value := vars(options)[name]) != run.get(name, value):
+            remedy = f"is {run[name]!r} in the run, which trained on images that would validate; leave it out"
+            raise ArgumentError.of(name, value, remedy)
     if accelerator.is_main_process:
         training = [index for index in range(len(data.domains)) if index not in data.test_domains]
         held_out = unseen_domains(data.domains, data.test_domains, data.roles)
         settings = {name: vars(options)[name] for name in ("metadata_columns", "batch_size", "workers")}
-        settings["method"] = method_of(run_arguments(options.model))
+        settings["method"] = method_of(run)
         calibration = calibrate(network, data.domains, splits, training, held_out, **settings)
         save_calibration(calibration, Path(options.model.removeprefix(LOCAL)))
     accelerator.wait_for_everyone()

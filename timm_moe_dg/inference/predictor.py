@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ OK, UNREADABLE, UNLIKE, OUTSIDE_COVERAGE, SHARED_EXPERT = (
     *("outside_coverage", "shared_expert"),  # of MoGE: far from the training locations; without a place
 )
 LOGITS, FEATURES, EXPERTS, DISTANCE = COLUMNS = ("logits", "features", "experts", "distance")
+_forward = threading.Lock()  # records and hooks belong to a network, which several threads may share
 _logger = logging.getLogger(__name__)
 
 
@@ -135,27 +137,27 @@ class Predictor:
         """Predicts numbered parts in order. They are read while earlier ones are predicted."""
         rows = batches(self._noted(parts), self.options.batch_size)
         loader = row_loader(self._images, rows, self.options.workers, pin_memory=self.device.type == "cuda")
-        with record_routing(self.network) if EXPERTS in self.options.columns else nullcontext():
-            part, pieces = Part(-1), list[dict[str, Column]]()
-            for decoded in tqdm(_ahead(loader, self.device), unit="batch", disable=None):
-                part.number = decoded.batch.part
-                part.images += len(decoded.batch.rows)
-                read = set(decoded.positions)
-                missing = [row.path for i, row in enumerate(decoded.batch.rows) if i not in read]
-                part.unreadable += missing
-                part.reason = part.reason or "".join(decoded.reasons[:1])
-                table: dict[str, Column] = {}
-                if read:
-                    part.unknown += int(unknown_metadata(decoded.metadata.numpy(), self.names.columns).sum())
+        part, pieces = Part(-1), list[dict[str, Column]]()
+        for decoded in tqdm(_ahead(loader, self.device), unit="batch", disable=None):
+            part.number = decoded.batch.part
+            part.images += len(decoded.batch.rows)
+            read = set(decoded.positions)
+            missing = [row.path for i, row in enumerate(decoded.batch.rows) if i not in read]
+            part.unreadable += missing
+            part.reason = part.reason or "".join(decoded.reasons[:1])
+            table: dict[str, Column] = {}
+            if read:
+                part.unknown += int(unknown_metadata(decoded.metadata.numpy(), self.names.columns).sum())
+                with _forward, record_routing(self.network) if EXPERTS in self.options.columns else nullcontext():
                     table = self._predicted(decoded)
-                if missing and not self.options.skip_unreadable:
-                    table = self._with_unreadable(table, decoded)
-                pieces += [table] if table else []
-                if decoded.batch.is_last:
-                    part.table = {name: _joined([piece[name] for piece in pieces]) for name in self.columns}
-                    self._report(part)
-                    yield part
-                    part, pieces = Part(-1), []
+            if missing and not self.options.skip_unreadable:
+                table = self._with_unreadable(table, decoded)
+            pieces += [table] if table else []
+            if decoded.batch.is_last:
+                part.table = {name: _joined([piece[name] for piece in pieces]) for name in self.columns}
+                self._report(part)
+                yield part
+                part, pieces = Part(-1), []
 
     def _check_columns(self) -> None:
         wanted = self.options.columns
@@ -211,7 +213,8 @@ class Predictor:
             )
         places = dict(zip(self.names.all[:2], decoded.metadata.T.tolist(), strict=False))
         table: dict[str, Column] = {"path": paths, **places}
-        order = logits.topk(self.options.top_k).indices  # as without a temperature, which rounding could change
+        # As without a temperature, which rounding could change. Of equal logits the first, as in evaluations
+        order = logits.argsort(dim=1, descending=True, stable=True)[:, : self.options.top_k]
         ranks = zip(probabilities.gather(1, order).T.tolist(), order.T.tolist(), strict=True)
         for rank, (values, classes) in enumerate(ranks, 1):
             suffix = f"_{rank}" if rank > 1 else ""

@@ -11,7 +11,7 @@ Axes: T items (tokens, or images in MoGE), D features, R projected features, E e
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Optional, TypeVar
+from typing import Any, ClassVar, Optional, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,7 @@ class Router(OwnParameters):
         self.normalize_weights = normalize_weights
         self.noise_std = float(1.0 / num_experts if noise_std is None else noise_std)
         self.loss_form = "vmoe"
+        self.frozen = False
         # Since the last `after_step`. No buffer: DDP would overwrite it by that of the first process in each forward
         self.expert_counts = torch.zeros(num_experts, dtype=torch.int64)
         state: dict[str, Any] = {"device": device, "dtype": torch.float32}
@@ -158,10 +159,15 @@ class Router(OwnParameters):
             return routing.logits.new_zeros(())
         return BALANCING_LOSSES[self.loss_form](routing)
 
+    def freeze(self) -> Self:
+        """Freezes the weights, the bias and the thresholds."""
+        self.frozen = True
+        return self.requires_grad_(False)
+
     def has_after_step(self) -> bool:
         """Whether `after_step` has something to do."""
         moves = self.expert_bias is not None or self.expert_thresholds is not None
-        return moves or type(self).after_step is not Router.after_step
+        return not self.frozen and (moves or type(self).after_step is not Router.after_step)
 
     def after_step(self) -> None:
         """Updates buffers after a step of the optimizer: bias and thresholds. `layers.after_step` calls it.

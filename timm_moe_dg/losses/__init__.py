@@ -26,6 +26,7 @@ from .domain import (
 )
 from .models import (
     auxiliary_loss,
+    check_loss_weights,
     force_tokens,
     moge_losses,
     record_routing,
@@ -36,6 +37,7 @@ from .models import (
 
 __all__ = [
     "auxiliary_loss",
+    "check_loss_weights",
     "cka_diversity_loss",
     "class_balanced_cross_entropy",
     "classifier_gradient_variance",

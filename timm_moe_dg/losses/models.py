@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, Router, RouterOutput
+from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, RoutedMlp, Router, RouterOutput
 from ..layers.reports.losses import ReportsLosses
 from ..layers.reports.routing import BALANCING_LOSSES, domain_balance_loss
 
@@ -117,6 +117,13 @@ def reported_losses(
             for routing in router_outputs(model).values()
         ]
     return {name: _over_modules(losses) if losses else ReportedLoss(_zero(model)) for name, losses in found.items()}
+
+
+def check_loss_weights(model: nn.Module, weights: LossWeights) -> None:
+    """Refuses a weight of a loss that no layer reports. Every run has the others, whatever its model."""
+    for name, kind in {"z_coef": RoutedMlp, "image_coef": MoeMlp, "domain_coef": RoutedMlp}.items():
+        if (weight := getattr(weights, name)) and not any(isinstance(module, kind) for module in model.modules()):
+            raise ArgumentError.of(name, weight, f"{type(model).__name__} has no such loss; leave it out")
 
 
 def _over_modules(losses: Sequence[ReportedLoss]) -> ReportedLoss:

@@ -107,7 +107,7 @@ def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> 
         name = type(getattr(encoder, "encoder", encoder)).__name__
         raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")
     points, slack = thin_coordinates(lonlat)
-    coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device)
+    coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device).train(encoder.training)
     encoder.coverage = coverage
     counts = f"{len(points)} points stand for {len(lonlat)} training coordinates"
     _logger.info(f"coverage: {counts}, each within {slack:.0f} km")

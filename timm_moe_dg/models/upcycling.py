@@ -178,6 +178,8 @@ def upcycle_with_metadata(
         block.routed = isinstance(block.mlp, GeoMoeMlp)
     network.__class__ = GeoMoeVisionTransformer
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
+    for part in (network.blocks, encoder):  # new modules, or an encoder would drop metadata in evaluation
+        part.train(network.training)
     recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
     record_change(network, "moge", {"moe_layers": list(layers), **options, **recorded})
     return network

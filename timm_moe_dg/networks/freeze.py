@@ -32,6 +32,8 @@ def freeze_backbone(network: Network) -> nn.Module:
             module.p = 0.0
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
+        elif isinstance(module, Router):
+            module.freeze()
     return classifier
 
 
@@ -61,7 +63,7 @@ FREEZABLE: Mapping[str, Callable[[nn.Module], object]] = MappingProxyType(
     {
         "backbone": freeze_backbone,
         "classifier": lambda network: single_classifier(network).requires_grad_(False),
-        "routers": lambda network: [part.requires_grad_(False) for part in routers_of(network, "freeze", "routers")],
+        "routers": lambda network: [router.freeze() for router in routers_of(network, "freeze", "routers")],
         "all-but-routers": train_routers_only,
         "all-but-gating": train_gating_only,
     }

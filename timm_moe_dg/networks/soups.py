@@ -18,8 +18,8 @@ Weights = Mapping[str, Tensor]  # a network's state_dict
 def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Returns the mean of weights, with `shares` that sum to 1, or in equal parts.
 
-    Whole-number buffers are those of the last member. Other names or shapes than the first member's are an
-    `ArgumentError`.
+    Whole-number buffers are those of the last member, and infinite numbers do not count beside finite ones. Other names
+    or shapes than the first member's are an `ArgumentError`.
     """
     for before, after in pairwise(members):
         differing = [name for name in before.keys() | after.keys() if _shape(before, name) != _shape(after, name)]
@@ -39,9 +39,10 @@ def _mean(values: Sequence[Tensor], shares: Sequence[float] | None) -> Tensor:
         return values[-1]
     # In float64 the mean of equal float32 weights is exact
     wide = torch.stack([value.double() for value in values])
-    if shares is None:
-        return wide.mean(0).to(values[-1].dtype)
-    return torch.tensordot(torch.tensor(shares, dtype=wide.dtype), wide, dims=1).to(values[-1].dtype)
+    # Thresholds of a router that took no step are infinite: those of the others count
+    counted = wide.new_tensor(shares or [1.0] * len(values)).view(-1, *[1] * values[-1].ndim) * (wide != torch.inf)
+    mean = (wide.where(counted > 0, 0.0) * counted).sum(0) / counted.sum(0)
+    return mean.where(counted.sum(0) > 0, torch.inf).to(values[-1].dtype)
 
 
 def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], int]) -> list[int]:

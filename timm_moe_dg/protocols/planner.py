@@ -102,6 +102,9 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
         if repeated := [name for name in names if names.count(name) > 1]:
             remedy = "names two entries of the plan; give each a `label` of its own"
             raise ArgumentError.of("label", repeated[0], remedy)
+    for name in ("trial_seeds", "hparams_seeds"):
+        if len(seeds := vars(sweep)[name]) > len(set(seeds)):
+            raise ArgumentError.of(name, list(seeds), "has a seed twice, which would be one run; leave one out")
     for dataset in sweep.datasets:
         get_benchmark(dataset.value).check_data_dir(_place(sweep, dataset)[0])
     held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}

@@ -113,7 +113,7 @@ class DomainRelations(CoordinateEncoder):
         points = [thin_coordinates(part).points for part in lonlat]
         device = self.owners.device
         owners = torch.arange(len(points)).repeat_interleave(torch.tensor([len(part) for part in points]))
-        self.index = Coverage(len(owners)).hold(torch.cat(points)).to(device)
+        self.index = Coverage(len(owners)).hold(torch.cat(points)).to(device).train(self.training)
         self.owners = owners.to(device)
         return len(owners)
 
