@@ -7,7 +7,7 @@ One recipe holds for training, prediction and export. Integers are divided by th
 import io
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -161,12 +161,7 @@ class TiffNotes(NamedTuple):
     nodata: float | None = None  # the value that marks missing data
     descriptions: Mapping[int, str] = MappingProxyType({})  # by position of the band
     mask: np.ndarray | None = None  # bool (height, width), True where data is missing
-    colors: Mapping[int, str] = MappingProxyType({})  # such as "Blue", by position of the band
-
-    @property
-    def first_names(self) -> list[str]:
-        """The names of the first three bands: their descriptions, else their colors."""
-        return [self.descriptions.get(band) or self.colors.get(band, "") for band in range(RGB)]
+    first_names: Sequence[str] = ("",) * RGB  # of the first three bands: their descriptions, else their colors
 
 
 def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
@@ -189,7 +184,7 @@ def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
             value = 2.0 ** int(np.max(bits)) - 1 - value
     except ValueError:
         value = None
-    return TiffNotes(value, names, mask, colors)
+    return TiffNotes(value, names, mask, [names.get(band) or colors.get(band, "") for band in range(RGB)])
 
 
 def full_images(image: Image.Image, source: Source) -> int:
@@ -279,7 +274,7 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
         is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
         if photometric in _INDIRECT_COLORS and not is_read:
             raise ValueError("a palette, CMYK, YCbCr or L*a*b*, which are no bands; save it as RGB")
-        orientation, inverted = tags.valueof(ORIENTATION, 1), tags.valueof(PHOTOMETRIC) == 0
+        orientation, inverted = tags.valueof(ORIENTATION, 1), photometric == 0
     if values.ndim == 2:
         axes, values = f"S{axes}", values[None]
     # Bands come first or last, depending on the program that wrote the file.
