@@ -49,7 +49,6 @@ _BAND_ITEMS = ("DESCRIPTION", "COLORINTERP")  # of METADATA
 MASK = 4  # value of SUBFILE
 _PALETTE, _YCBCR = 3, 6  # values of PHOTOMETRIC
 _INDIRECT_COLORS = (_PALETTE, 5, _YCBCR, 8, 9, 10)  # also CMYK and kinds of L*a*b*
-_JPEG = (6, 7)  # values of COMPRESSION
 _REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
 
@@ -269,7 +268,7 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
             raise Image.DecompressionBombError(f"{pixels} pixels")
         values = image.asarray()
         extra = len(tags.valueof(EXTRA_SAMPLES, ())) if tags.valueof(PHOTOMETRIC) in (0, 1, 2) else 0
-        photometric, of_jpeg = tags.valueof(PHOTOMETRIC), tags.valueof(COMPRESSION) in _JPEG
+        photometric, of_jpeg = tags.valueof(PHOTOMETRIC), tags.valueof(COMPRESSION) in (6, 7)
         # The codes of a palette of 8 bits may be meant, and JPEG's YCbCr becomes RGB
         is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
         if photometric in _INDIRECT_COLORS and not is_read:

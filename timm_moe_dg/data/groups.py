@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ArgumentError
-from .class_names import normalized
+from .class_names import check_spellings, normalized
 from .domains import Domain
 from .readers.csv_tables import below, check_unique, parsed, read_csv, require_columns
 
@@ -41,6 +41,7 @@ def image_groups(domains: Sequence[Domain], args: Mapping[str, Any]) -> list[lis
         place = "does not match" if "(" in given else "has no row in metadata.csv for"
         many = f"{len(lacking)} of {sum(map(len, paths))} images, such as {os.path.relpath(lacking[0], root)!r}"
         raise ArgumentError.of("group_column", given, f"{place} {many}; every image needs a group")
+    check_spellings(f"group_column={given!r}", dict.fromkeys(names.values(), ("the data",)), "groups")
     return [[names[path] for path in files] for files in paths]
 
 

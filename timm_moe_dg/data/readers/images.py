@@ -104,10 +104,17 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     """Lists the names of a folder's folders, sorted, with links and without hidden ones. All must be UTF-8."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
+            names = sorted(entry.name for entry in visible if entry.is_dir())
+            if broken := sorted(entry.path for entry in visible if not os.path.exists(entry.path)):
+                _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
     except OSError as error:
         _raise_not_listed(error)
+    places: dict[str, str] = {}
     for name in names:
+        place = os.path.realpath(os.path.join(folder, name))
+        if (first := places.setdefault(place, name)) != name:  # a held-out domain would be trained on
+            raise DataError(f"folder={str(folder)!r}: {first!r} and {name!r} are one folder; remove one link")
         # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
         try:
             name.encode()
