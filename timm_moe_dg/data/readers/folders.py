@@ -43,6 +43,9 @@ def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> l
     if not names:
         raise DataError(f"data_dir={str(root)!r}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
     check_spellings(f"data_dir={str(root)!r}", dict.fromkeys(names, ("this folder",)), "domains")
+    places = {os.path.realpath(root / name): name for name in names}
+    if doubled := sorted({*names} - {*places.values()}):  # which would be held out and trained on
+        raise DataError(f"data_dir={str(root)!r}: the domain {doubled[0]!r} has two names; remove the link to it")
     left_out: Counter[str] = Counter()
     listings = {name: _images_of_classes(root / name, left_out) for name in names}
     classes = tuple(sorted(set().union(*listings.values())))

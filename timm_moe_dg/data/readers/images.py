@@ -110,11 +110,7 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
                 _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
     except OSError as error:
         _raise_not_listed(error)
-    places: dict[str, str] = {}
     for name in names:
-        place = os.path.realpath(os.path.join(folder, name))
-        if (first := places.setdefault(place, name)) != name:  # a held-out domain would be trained on
-            raise DataError(f"folder={str(folder)!r}: {first!r} and {name!r} are one folder; remove one link")
         # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
         try:
             name.encode()
