@@ -145,6 +145,9 @@ def test_a_list_has_paths_relative_to_its_folder_and_metadata(tmp_path, monkeypa
     values = np.array([row.metadata for row in rows])
     np.testing.assert_array_equal(values.T[:2], [[0.1] * 5, [1.5, 2, 3, np.nan, 5]])
     np.testing.assert_array_equal(values.T[2], [1, 2, 3, np.nan, 5])
+    (tmp_path / "year.csv").write_text("path,year\na.png,1\n")
+    with pytest.raises(DataError, match=r"year.csv': lacks the columns lon, lat; it has path, year; add them"):
+        list(image_rows([str(tmp_path / "year.csv")], MetadataNames(columns=("year",))))
     with pytest.raises(
         DataError, match=r"list.*': lacks the columns month; it has .*; add them, or leave out the others"
     ):

@@ -94,7 +94,7 @@ def rows_of(table: Path, fields: Table, names: MetadataNames, folder: str) -> li
     """Returns the images of a table with a column path, relative to `folder`. `table` names it in messages."""
     paths = parsed(table, fields, "path", str, "the path of an image")
     paths = [os.path.join(folder, slashes(path, folder)) for path in paths]
-    if not any(name in fields for name in names.all[:2]):
+    if not any(name in fields for name in names.all):
         return list(map(ImageRow, paths))
     require_columns(table, list(fields), names.all, "add them, or leave out the others")
     return list(map(ImageRow, paths, metadata_values(table, fields, names.ids, names.columns)))
