@@ -45,7 +45,6 @@ BITS, COMPRESSION, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 
 SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
 METADATA, NODATA = 42112, 42113  # of GDAL
 _NOTES = (ORIENTATION, NODATA, METADATA, PHOTOMETRIC, SAMPLE_FORMAT, BITS)
-_BAND_ITEMS = ("DESCRIPTION", "COLORINTERP")  # of METADATA
 MASK = 4  # value of SUBFILE
 _PALETTE, _YCBCR = 3, 6  # values of PHOTOMETRIC
 _INDIRECT_COLORS = (_PALETTE, 5, _YCBCR, 8, 9, 10)  # also CMYK and kinds of L*a*b*
@@ -176,7 +175,8 @@ def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
             mask = None if page is None else turned(page.asarray()[None] == 0, tags[0] or 1)[0]
     _, nodata, metadata, photometric, sample_format, bits = tags
     items = re.findall(r'<Item name="(\w+)" sample="(\d+)" role="\w+">([^<]*)<', str(metadata))
-    names, colors = ({int(band): text for name, band, text in items if name == kind} for kind in _BAND_ITEMS)
+    kinds = ("DESCRIPTION", "COLORINTERP")
+    names, colors = ({int(band): text for name, band, text in items if name == kind} for kind in kinds)
     try:
         value = float(str(nodata).strip(" \0"))
         if photometric == 0 and np.max(sample_format or 1) == 1:  # zero is white, and values are read inverted

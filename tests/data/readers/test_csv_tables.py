@@ -87,7 +87,7 @@ def test_values_of_tables_are_written_as_in_csv():
     assert table["location"] == ["3", "4", "-1", "-1", "-1", "1.5", "nan"]
     assert table["path"] == ["3", "4", "", "", "", "1.5", "nan"]
     assert table["lon"] == ["3", "4", "nan", "nan", "nan", "1.5", "nan"]
-    with pytest.raises(DataError, match=r"rows={'path': 2, 'location': 1}: .*; give one for each image"):
+    with pytest.raises(DataError, match=r"rows: the columns have \[1, 2\] entries; give one for each image"):
         text_table({"path": ["a", "b"], "location": [1]})
 
 

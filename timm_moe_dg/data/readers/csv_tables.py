@@ -117,9 +117,8 @@ def text_table(columns: Mapping[str, Iterable[object]], first_line: int = 1) -> 
     """Writes columns of values as csv has them. A missing number is unknown, and a missing path is empty."""
     missing = {"path": "", "location": "-1"}
     texts = {name: [_text(value, missing.get(name, "nan")) for value in values] for name, values in columns.items()}
-    lengths = {name: len(column) for name, column in texts.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"rows={lengths}: the columns have other numbers of entries; give one for each image")
+    if len(lengths := {len(column) for column in texts.values()}) > 1:
+        raise DataError(f"rows: the columns have {sorted(lengths)} entries; give one for each image")
     table = Table(texts)
     table.lines = list(range(first_line, first_line + _row_count(table)))
     return table

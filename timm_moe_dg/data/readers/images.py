@@ -271,10 +271,9 @@ def _band_pages(image: Image.Image, source: Source) -> int:
 
 
 def _warn_of_images(path: str, image: Image.Image | None, source: Source) -> None:
-    """Warns of a file of several images; pages of one band each are bands of one."""
-    if image is None or image.format == "MPO" or getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, RGB) == 1:
-        return
-    if full_images(image, source) > 1:
+    """Warns of a file of several images. Pages of one band each are the bands of one."""
+    is_band = getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, RGB) == 1
+    if image is not None and image.format != "MPO" and not is_band and full_images(image, source) > 1:
         _warn_once(path, "holds several images, of which the first is read", image.format)
 
 
