@@ -124,6 +124,8 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(scene, tmp_path
     scene.rename(tmp_path / "near.tif")
     write_scene(tmp_path / "far.tif", halves())
     first = tiles(tmp_path / "near.tif", labels, tmp_path / "data")
+    table = tmp_path / "data" / "metadata.csv"
+    table.write_text(table.read_text().rstrip())  # as an editor may save it
     rows = tiles(tmp_path / "far.tif", labels, tmp_path / "data", "--split", "ood_test")
     assert rows[: len(first)] == first
     assert {(row["group"], row["split"]) for row in rows[len(first) :]} == {("far", "ood_test")}
