@@ -149,7 +149,7 @@ def test_missing_data_are_marked_where_zero_is_white(tmp_path, dtype, bands):
 def test_coded_colors_are_no_bands(tmp_path, mode):
     Image.new(mode, (4, 4)).save(tmp_path / "a.tif")
     bands = ("red", "green", "blue", "nir")[: len(mode) if mode == "CMYK" else 3]
-    with pytest.raises(ImageReadError, match=r"a.tif'.*palette, CMYK, YCbCr or L\*a\*b\*, which are no bands; save it"):
+    with pytest.raises(ImageReadError, match=r"a.tif'.*palette, CMYK, YCbCr or L\*a\*b\*, as bands or of .*; save it"):
         read_pixels(str(tmp_path / "a.tif"), bands)
 
 

@@ -272,7 +272,7 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
         # The codes of a palette of 8 bits may be meant, and JPEG's YCbCr becomes RGB
         is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
         if photometric in _INDIRECT_COLORS and not is_read:
-            raise ValueError("a palette, CMYK, YCbCr or L*a*b*, which are no bands; save it as RGB")
+            raise ValueError("a palette, CMYK, YCbCr or L*a*b*, as bands or of more than 8 bits; save it as RGB")
         orientation, inverted = tags.valueof(ORIENTATION, 1), photometric == 0
     if values.ndim == 2:
         axes, values = f"S{axes}", values[None]
