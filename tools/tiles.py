@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     group, table = args.output / Path(args.scene).stem, args.output / "metadata.csv"
     if group.exists():
         raise ArgumentError.of("output", str(args.output), f"holds {group.name} already; choose another, or remove it")
-    text = io.StringIO(table.read_text() if table.exists() else ",".join(HEADER) + "\n")
+    text = io.StringIO((table.read_text() if table.exists() else ",".join(HEADER)).rstrip("\n") + "\n")
     is_new = not args.output.exists()
     if text.readline() != ",".join(HEADER) + "\n":
         raise ArgumentError.of("output", str(args.output), "holds a metadata.csv with other columns; choose another")

@@ -94,6 +94,17 @@ def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_pat
         assert ("describes its bands as B02, B03, B04, read as RGB; name them" in caplog.text) == (order == "blue")
 
 
+def test_colors_of_a_file_in_another_order_than_rgb_are_noticed(tmp_path, caplog):
+    items = "".join(
+        f'<Item name="COLORINTERP" sample="{band}" role="colorinterp">{name}</Item>'
+        for band, name in enumerate(("Blue", "Green", "Red"))
+    )
+    tag = (42112, 2, 0, f"<GDALMetadata>{items}</GDALMetadata>", True)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 4, 3), np.uint8), photometric="rgb", extratags=[tag])
+    read_pixels(str(tmp_path / "a.tif"))
+    assert "a.tif': describes its bands as Blue, Green, Red, read as RGB; name them with --bands" in caplog.text
+
+
 def test_a_picture_shows_the_named_colors(tmp_path):
     ramp = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
     Image.fromarray(np.stack([ramp, ramp.T, ramp[::-1]], axis=2)).save(tmp_path / "a.png")

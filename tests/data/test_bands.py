@@ -12,6 +12,7 @@ from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import Split, evaluation_transform, get_benchmark, training_transform
 from timm_moe_dg.data.band_domains import band_statistics
 from timm_moe_dg.data.bands import as_picture
+from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError, MissingDependencyError
 
@@ -131,6 +132,39 @@ def test_missing_data_are_marked(tmp_path, dtype, nodata, bands):
         np.testing.assert_array_equal(pixels.isnan().numpy(), expected)
         largest = np.iinfo(dtype).max if dtype[0] in "ui" else 1
         np.testing.assert_allclose(pixels.numpy()[~expected], 7 / largest, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize("bands", [1, 3])
+def test_missing_data_are_marked_where_zero_is_white(tmp_path, dtype, bands):
+    values = RANDOM.integers(0, 9, (7, 6)).astype(dtype)
+    note = (42113, "s", 0, "4", True)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="miniswhite", extratags=[note])
+    pixels, largest = read_pixels(str(tmp_path / "a.tif"), bands), np.iinfo(dtype).max
+    expected = np.where(values == 4, np.nan, (largest - values.astype(float)) / largest)
+    np.testing.assert_allclose(pixels.numpy(), np.broadcast_to(expected, pixels.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["YCbCr", "LAB", "CMYK"])
+def test_coded_colors_are_no_bands(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "a.tif")
+    bands = ("red", "green", "blue", "nir")[: len(mode) if mode == "CMYK" else 3]
+    with pytest.raises(ImageReadError, match=r"a.tif'.*palette, CMYK, YCbCr or L\*a\*b\*, as bands or of .*; save it"):
+        read_pixels(str(tmp_path / "a.tif"), bands)
+
+
+@pytest.mark.parametrize("bands", [3, ("red", "green", "blue")])
+@pytest.mark.parametrize("name", ["a8.tif", "a16.tif", "a.png"])
+def test_further_images_of_a_file_are_noticed(tmp_path, caplog, monkeypatch, name, bands):
+    monkeypatch.setattr(images, "_warned", set())
+    values = RANDOM.integers(0, 255, (2, 5, 4, 3), dtype=np.uint8 if "16" not in name else np.uint16)
+    if name.endswith("png"):
+        first, second = map(Image.fromarray, values)
+        first.save(tmp_path / name, save_all=True, append_images=[second])
+    else:
+        tifffile.imwrite(tmp_path / name, values, photometric="rgb")
+    read_pixels(str(tmp_path / name), bands)
+    assert f"{name}': holds several images, of which the first is read" in caplog.text
 
 
 @pytest.mark.parametrize(("dtype", "bands"), [("u1", 3), ("u1", 1), ("u2", 3), ("u2", 5)])

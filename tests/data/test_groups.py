@@ -118,6 +118,12 @@ LACKING = "path,patient\na/P1_0.png,A\n"
             LACKING,
             r"lacks the columns plot; it has path, patient; name one of these, or give a pattern such as",
         ),
+        (
+            "patient",
+            "path,patient\na/P1_0.png,7\na/P1_1.png,07\nb/P2_0.png,B\n",
+            r"group_column='patient': these groups differ by spelling alone: '7' in the data, '07' in the",
+        ),
+        ("patient", LACKING.replace("A", "NaN"), r"column 'patient' is \['NaN'\] in lines 2; every row needs the name"),
         ("patient", LACKING, r"has no row in metadata.csv for 2 of 3 images, such as 'a/P1_1.png'"),
         ("patient", LACKING[:-2], r"column 'patient' is \[''\] in lines 2; every row needs the name of a group"),
     ],

@@ -101,7 +101,13 @@ def test_a_tar_file_cut_anywhere_is_an_error(tmp_path):
         list(image_rows([str(tmp_path / "cut.tar")], PLACES))
 
 
-@pytest.mark.parametrize("note", [b"{", b'{"lon": "east", "lat": 0}', b'{"lon": 0, "lat": 91}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "note",
+    [
+        *(b"{", b'{"lon": "east", "lat": 0}', b'{"lon": 0, "lat": 91}', b"[" * 100_000),
+        *(b'{"lon": 1%b, "lat": 0}' % (b"0" * 400), b'{"lon": true, "lat": 0}'),
+    ],
+)
 def test_metadata_that_cannot_be_read_are_those_of_an_unreadable_image(tmp_path, note):
     path = write_tar(
         tmp_path / "x.tar", [("1.png", png(1)), ("1.json", note), ("2.png", b"no image"), ("3.png", png(3))]
@@ -111,6 +117,18 @@ def test_metadata_that_cannot_be_read_are_those_of_an_unreadable_image(tmp_path,
     assert [found[0] for found in decode(rows, reasons=reasons).values()] == [3]
     assert "x.tar/1.png': its metadata cannot be read" in reasons[0]
     assert "x.tar/2.png': cannot be decoded" in reasons[1]
+
+
+def test_null_in_the_metadata_of_a_member_is_unknown_and_ids_are_whole(tmp_path):
+    notes = [("1", b'{"lon": null, "lat": null}'), ("2", b'{"location": null}'), ("3", b'{"location": 7.0}')]
+    notes.append(("4", b'{"location": 7.5}'))
+    members = [(f"{name}.{kind}", part) for name, note in notes for kind, part in (("png", png(9)), ("json", note))]
+    path = write_tar(tmp_path / "x.tar", members)
+    assert np.isnan([row[1] for row in decode(image_rows([path], PLACES)).values()]).all()
+    names, reasons = MetadataNames(ids=True), []
+    ids = decode(image_rows([path], names), names, reasons)
+    assert [row[1] for row in ids.values()] == [[-1], [-1], [7]]
+    assert "4.png': its metadata cannot be read" in reasons[0]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -127,6 +145,9 @@ def test_a_list_has_paths_relative_to_its_folder_and_metadata(tmp_path, monkeypa
     values = np.array([row.metadata for row in rows])
     np.testing.assert_array_equal(values.T[:2], [[0.1] * 5, [1.5, 2, 3, np.nan, 5]])
     np.testing.assert_array_equal(values.T[2], [1, 2, 3, np.nan, 5])
+    (tmp_path / "year.csv").write_text("path,year\na.png,1\n")
+    with pytest.raises(DataError, match=r"year.csv': lacks the columns lon, lat; it has path, year; add them"):
+        list(image_rows([str(tmp_path / "year.csv")], MetadataNames(columns=("year",))))
     with pytest.raises(
         DataError, match=r"list.*': lacks the columns month; it has .*; add them, or leave out the others"
     ):
@@ -141,6 +162,7 @@ def test_mistakes_in_lists_are_named(tmp_path, monkeypatch):
     (tmp_path / "d.parquet").write_text("no Parquet")
     pq.write_table(pa.table({"path": ["x.png", None]}), tmp_path / "e.parquet")
     pq.write_table(pa.table({"file": ["x.png"]}), tmp_path / "f.parquet")
+    pq.write_table(pa.table([["x.png"], ["y.png"]], names=["path", "path"]), tmp_path / "g.parquet")
     messages = {
         "a.csv": r"column 'lon' is \['500'\] in lines 6; every row needs degrees",
         "b.csv": "lacks the columns lat; it has path, lon; add them",
@@ -148,6 +170,7 @@ def test_mistakes_in_lists_are_named(tmp_path, monkeypatch):
         "d.parquet": "cannot be read as Parquet",
         "e.parquet": r"column 'path' is \[''\] in lines 2; every row needs the path of an image",
         "f.parquet": "lacks the columns path; it has file",
+        "g.parquet": "names the column 'path' twice; rename or remove one",
     }
     for name, message in messages.items():
         with pytest.raises(DataError, match=rf"{name}': {message}"):

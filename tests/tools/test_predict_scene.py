@@ -12,6 +12,7 @@ from tests.load_tool import load_tool
 from tests.models.cases import randomize
 from tests.saved_run import SMALL
 from timm_moe_dg.analysis.geography import domains_at
+from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.inference import scenes
 from timm_moe_dg.inference.scenes import SIXTEEN_BIT, WindowRow, averaged, starts
@@ -145,6 +146,39 @@ def test_pixels_that_the_scene_s_mask_hides_have_no_class(gmoe, tmp_path):
     predict(gmoe, scene, tmp_path / "map.tif")
     with rasterio.open(tmp_path / "map.tif") as file:
         np.testing.assert_array_equal(file.read(1) != file.nodata, valid)
+
+
+def test_transparent_pixels_have_no_class(gmoe, tmp_path):
+    values = (patches(60, 70, 4) // 257).astype(np.uint8)
+    values[3] = 255 * (np.random.default_rng(0).random((60, 70)) < 0.8)
+    predict(gmoe, write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes"), tmp_path / "map.tif")
+    with rasterio.open(tmp_path / "map.tif") as file:
+        np.testing.assert_array_equal(file.read(1) != file.nodata, values[3] > 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"photometric": "palette"}, "a palette"),
+        ({"photometric": "miniswhite"}, "zero as white"),
+        ({"nbits": 4}, "less"),
+    ],
+)
+def test_scenes_whose_values_stand_for_others_are_refused(gmoe, tmp_path, options, kind):
+    scene = write_scene(tmp_path / "scene.tif", halves()[:1].astype(np.uint8) % 8, **options)
+    with pytest.raises(SystemExit, match=f"scene.tif': has {kind}.*; convert it to gray or RGB"):
+        predict(gmoe, scene, tmp_path / "map.tif")
+
+
+def test_a_scene_of_bands_in_another_order_than_rgb_is_noticed(gmoe, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(images, "_warned", set())
+    for number, scene in enumerate((halves(24, 24)[:3], halves(24, 24)[:3] % 7)):
+        path = write_scene(tmp_path / f"{number}.tif", scene.astype(np.uint8))
+        with rasterio.open(path, "r+") as file:
+            if number:
+                file.descriptions = ("B02", "B03", "B04")
+        predict(gmoe, path, tmp_path / "map.tif", "--force")
+        assert ("1.tif': describes its bands as B02, B03, B04, read as RGB" in caplog.text) == bool(number)
 
 
 def test_the_third_band_is_the_expert_of_the_nearest_window(moge, tmp_path):

@@ -92,6 +92,20 @@ def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
 
 
+def test_a_palette_and_scales_stay_with_the_tiles(tmp_path):
+    colors = {code: (30 * code, 255 - 30 * code, 7 * code, 255) for code in range(8)}
+    scene = write_scene(tmp_path / "scene.tif", (halves()[:1] % 8).astype(np.uint8), photometric="palette")
+    with rasterio.open(scene, "r+") as file:
+        file.write_colormap(1, colors)
+        file.scales, file.offsets = [0.1], [-1]
+    rows = tiles(scene, write_labels(tmp_path / "a.geojson", [("a", (0, 0, 128, 96))]), tmp_path / "data")
+    whole = np.asarray(read_pixels(str(scene)))
+    assert len(np.unique(whole.reshape(-1, 3), axis=0)) == len(colors)
+    np.testing.assert_array_equal(read_pixels(str(tmp_path / "data" / rows[0]["path"])), whole[:16, :16])
+    with rasterio.open(tmp_path / "data" / rows[0]["path"]) as tile:
+        assert (tile.scales, tile.offsets) == ((0.1,), (-1,))
+
+
 def test_an_internal_mask_stays_with_the_tiles(tmp_path):
     values, mask = halves(), np.full((96, 128), 255, np.uint8)
     mask[:, 5] = 0
@@ -110,6 +124,8 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(scene, tmp_path
     scene.rename(tmp_path / "near.tif")
     write_scene(tmp_path / "far.tif", halves())
     first = tiles(tmp_path / "near.tif", labels, tmp_path / "data")
+    table = tmp_path / "data" / "metadata.csv"
+    table.write_text(table.read_text().rstrip())  # as an editor may save it
     rows = tiles(tmp_path / "far.tif", labels, tmp_path / "data", "--split", "ood_test")
     assert rows[: len(first)] == first
     assert {(row["group"], row["split"]) for row in rows[len(first) :]} == {("far", "ood_test")}
@@ -127,6 +143,7 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(scene, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"white": 1}, r"scene.tif': has zero as white; convert it to gray"),
         ({"crs": None}, r"scene.tif': has no coordinate reference system"),
         ({"labels": [("a", (500, 500, 600, 600))]}, r"labels=.*cover 0.5 of no tile of .*--cover"),
         ({"words": ["--size", "97"]}, r"size=97: is larger than the scene, 128 x 96 pixels"),
@@ -138,7 +155,8 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(scene, tmp_path
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, change, message):
     place = {"crs": None, "transform": None} if "crs" in change else {}
-    scene = write_scene(tmp_path / "scene.tif", halves(), **place)
+    place |= {"photometric": "miniswhite"} if "white" in change else {}
+    scene = write_scene(tmp_path / "scene.tif", halves()[: change.get("white")], **place)
     labels = write_labels(tmp_path / "labels.geojson", change.get("labels", [("a", (0, 0, 128, 96))]))
     if "text" in change:
         labels.write_text(change["text"])

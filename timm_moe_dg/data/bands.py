@@ -7,7 +7,7 @@ One recipe holds for training, prediction and export. Integers are divided by th
 import io
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -41,11 +41,13 @@ MOST_MISSING = 0.5  # share of a band's pixels
 _LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
 
 # TIFF tags
-BITS, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 262, 274, 277, 339
+BITS, COMPRESSION, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 259, 262, 274, 277, 339
 SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
 METADATA, NODATA = 42112, 42113  # of GDAL
+_NOTES = (ORIENTATION, NODATA, METADATA, PHOTOMETRIC, SAMPLE_FORMAT, BITS)
 MASK = 4  # value of SUBFILE
-_INDIRECT_COLORS = (3, 6, 8, 9, 10)  # values of PHOTOMETRIC: palette, YCbCr and kinds of L*a*b*
+_PALETTE, _YCBCR = 3, 6  # values of PHOTOMETRIC
+_INDIRECT_COLORS = (_PALETTE, 5, _YCBCR, 8, 9, 10)  # also CMYK and kinds of L*a*b*
 _REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
 
@@ -157,6 +159,7 @@ class TiffNotes(NamedTuple):
     nodata: float | None = None  # the value that marks missing data
     descriptions: Mapping[int, str] = MappingProxyType({})  # by position of the band
     mask: np.ndarray | None = None  # bool (height, width), True where data is missing
+    first_names: Sequence[str] = ("",) * RGB  # of the first three bands: their descriptions, else their colors
 
 
 def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
@@ -164,18 +167,23 @@ def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
     if image is not None and image.format != "TIFF":
         return TiffNotes()
     if image is not None and not any(kind == MASK for kind, _ in _pages(image, source)):
-        nodata, metadata, mask = image.tag_v2.get(NODATA), image.tag_v2.get(METADATA), None  # type: ignore[attr-defined]
+        tags, mask = [image.tag_v2.get(tag) for tag in _NOTES], None  # type: ignore[attr-defined]
     else:  # Pillow reads no masks
         with _tiff_file(source) as file:
-            nodata, metadata, orientation = (file.pages[0].tags.valueof(tag) for tag in (NODATA, METADATA, ORIENTATION))
+            tags = [file.pages[0].tags.valueof(tag) for tag in _NOTES]
             page = next((page for page in file.pages[1:] if page.tags.valueof(SUBFILE) == MASK), None)
-            mask = None if page is None else turned(page.asarray()[None] == 0, orientation or 1)[0]
-    texts = re.findall(r'<Item name="DESCRIPTION" sample="(\d+)" role="description">([^<]*)<', str(metadata))
+            mask = None if page is None else turned(page.asarray()[None] == 0, tags[0] or 1)[0]
+    _, nodata, metadata, photometric, sample_format, bits = tags
+    items = re.findall(r'<Item name="(\w+)" sample="(\d+)" role="\w+">([^<]*)<', str(metadata))
+    kinds = ("DESCRIPTION", "COLORINTERP")
+    names, colors = ({int(band): text for name, band, text in items if name == kind} for kind in kinds)
     try:
         value = float(str(nodata).strip(" \0"))
+        if photometric == 0 and np.max(sample_format or 1) == 1:  # zero is white, and values are read inverted
+            value = 2.0 ** int(np.max(bits)) - 1 - value
     except ValueError:
         value = None
-    return TiffNotes(value, {int(band): text for band, text in texts}, mask)
+    return TiffNotes(value, names, mask, [names.get(band) or colors.get(band, "") for band in range(RGB)])
 
 
 def full_images(image: Image.Image, source: Source) -> int:
@@ -260,9 +268,12 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
             raise Image.DecompressionBombError(f"{pixels} pixels")
         values = image.asarray()
         extra = len(tags.valueof(EXTRA_SAMPLES, ())) if tags.valueof(PHOTOMETRIC) in (0, 1, 2) else 0
-        if tags.valueof(PHOTOMETRIC) in _INDIRECT_COLORS and values.dtype != np.uint8:
-            raise ValueError("a palette, YCbCr or L*a*b* of more than 8 bits; save it as RGB")
-        orientation, inverted = tags.valueof(ORIENTATION, 1), tags.valueof(PHOTOMETRIC) == 0
+        photometric, of_jpeg = tags.valueof(PHOTOMETRIC), tags.valueof(COMPRESSION) in (6, 7)
+        # The codes of a palette of 8 bits may be meant, and JPEG's YCbCr becomes RGB
+        is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
+        if photometric in _INDIRECT_COLORS and not is_read:
+            raise ValueError("a palette, CMYK, YCbCr or L*a*b*, as bands or of more than 8 bits; save it as RGB")
+        orientation, inverted = tags.valueof(ORIENTATION, 1), photometric == 0
     if values.ndim == 2:
         axes, values = f"S{axes}", values[None]
     # Bands come first or last, depending on the program that wrote the file.

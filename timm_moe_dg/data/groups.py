@@ -7,9 +7,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import ArgumentError
-from .class_names import normalized
+from .class_names import check_spellings, normalized
 from .domains import Domain
 from .readers.csv_tables import below, check_unique, parsed, read_csv, require_columns
+from .readers.places import name_of_field
 
 EXAMPLE = r"such as '(P\d+)_'"
 
@@ -41,6 +42,7 @@ def image_groups(domains: Sequence[Domain], args: Mapping[str, Any]) -> list[lis
         place = "does not match" if "(" in given else "has no row in metadata.csv for"
         many = f"{len(lacking)} of {sum(map(len, paths))} images, such as {os.path.relpath(lacking[0], root)!r}"
         raise ArgumentError.of("group_column", given, f"{place} {many}; every image needs a group")
+    check_spellings(f"group_column={given!r}", dict.fromkeys(names.values(), ("the data",)), "groups")
     return [[names[path] for path in files] for files in paths]
 
 
@@ -66,5 +68,5 @@ def _by_column(
     require_columns(table, list(fields), [column], f"name one of these, or give a pattern {EXAMPLE}")
     rows = [normalized(path) for path in parsed(table, fields, path_column, below(root), "a path below the folder")]
     check_unique(table, fields, path_column, rows)
-    names = dict(zip(rows, parsed(table, fields, column, str, "the name of a group"), strict=True))
+    names = dict(zip(rows, parsed(table, fields, column, name_of_field, "the name of a group"), strict=True))
     return {path: names[normalized(path)] for files in paths for path in files if normalized(path) in names}

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArgumentError, DataError
 from .bands import MOST_MISSING, missing_values
-from .readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
+from .readers.georeference import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
 
 Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
@@ -41,6 +41,7 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
     with open_raster(scene, "scene") as raster:
         if not is_placed(raster):
             raise DataError(f"scene={scene!r}: has no coordinate reference system (CRS); give a georeferenced scene")
+        check_values(raster, "scene", with_palette=True)
         if options.size > min(raster.shape):
             size = f"is larger than the scene, {raster.width} x {raster.height} pixels"
             raise ArgumentError.of("size", options.size, f"{size}; give a smaller one")
@@ -110,8 +111,10 @@ def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: 
         rasterio.open(path, "w", transform=raster.window_transform(window), **profile) as tile,
     ):
         tile.colorinterp = raster.colorinterp  # GDAL's default for a fourth band is transparency
+        if tile.colorinterp[0] == rasterio.enums.ColorInterp.palette:
+            tile.write_colormap(1, raster.colormap(1))
         tile.write(values)
-        tile.descriptions = raster.descriptions
+        tile.descriptions, tile.scales, tile.offsets = raster.descriptions, raster.scales, raster.offsets
         if mask is not None:
             tile.write_mask(~mask)
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data.band_names import RGB, Bands
 from ..data.bands import Transform, image_extensions
-from ..data.readers.csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes
+from ..data.readers.csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes, text_table
 from ..data.readers.image_files import image_paths, metadata_values
 from ..data.readers.images import describe_left_out, is_hidden, kind_of, read_pixels, warn_if_squeezed
 from ..errors import DataError, ImageReadError
@@ -29,7 +29,6 @@ LISTS = (".csv", ".parquet")
 TAR = ".tar"
 _CHUNK = 8192  # rows of a list in memory
 _BLOCK = 512  # bytes of a tar file
-_LIMITS = {"lon": 180.0, "lat": 90.0}
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -95,7 +94,7 @@ def rows_of(table: Path, fields: Table, names: MetadataNames, folder: str) -> li
     """Returns the images of a table with a column path, relative to `folder`. `table` names it in messages."""
     paths = parsed(table, fields, "path", str, "the path of an image")
     paths = [os.path.join(folder, slashes(path, folder)) for path in paths]
-    if not any(name in fields for name in names.all[:2]):
+    if not any(name in fields for name in names.all):
         return list(map(ImageRow, paths))
     require_columns(table, list(fields), names.all, "add them, or leave out the others")
     return list(map(ImageRow, paths, metadata_values(table, fields, names.ids, names.columns)))
@@ -217,11 +216,9 @@ class RowImages(Dataset):
         try:
             note = json.loads(row.note.read(tar))
             given = note if isinstance(note, dict) else {}
-            values = [given.get(name, value) for name, value in zip(self.names.all, self.names.unknown, strict=True)]
-            numbers = tuple(map(int if self.names.ids else float, values))
-            if wrong := [n for n, v in zip(self.names.all, numbers, strict=True) if abs(v) > _LIMITS.get(n, math.inf)]:
-                raise ValueError(f"{wrong[0]} is not within {_LIMITS[wrong[0]]:g} degrees")
-        except (ValueError, TypeError, RecursionError) as error:
+            fields = text_table({name: [given.get(name)] for name in self.names.all})
+            (numbers,) = metadata_values(Path(row.path), fields, self.names.ids, self.names.columns)
+        except (ValueError, DataError, RecursionError) as error:
             raise ImageReadError(
                 f"image={row.path!r}: its metadata cannot be read ({error}); correct its .json"
             ) from error

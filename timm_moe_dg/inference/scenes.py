@@ -32,8 +32,8 @@ from ..cli.arguments import (
 from ..cli.values import positive_int
 from ..data.band_names import RGB, Bands, pick
 from ..data.bands import MOST_MISSING, missing_values, scaled
-from ..data.readers.georeference import import_rasterio, is_placed, mask_in, open_raster, places_of
-from ..data.readers.images import rgb_pixels
+from ..data.readers.georeference import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
+from ..data.readers.images import rgb_pixels, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
@@ -185,7 +185,12 @@ class _Scene:
         self.device = next(network.parameters()).device
         self.bands: Bands = bands_of(network)
         is_rgb, last = self.bands == RGB, raster.colorinterp[-1]
-        count = raster.count - (is_rgb and last == import_rasterio().enums.ColorInterp.alpha)
+        check_values(raster, "images", with_palette=not is_rgb)
+        self.is_transparent = is_rgb and last == import_rasterio().enums.ColorInterp.alpha
+        count = raster.count - self.is_transparent
+        if is_rgb and count == RGB:
+            names = [name or color.name for name, color in zip(raster.descriptions, raster.colorinterp, strict=True)]
+            warn_of_order(options.scene, names[:RGB])
         positions = [0] if is_rgb and count == 1 else pick(options.scene, raster.descriptions, count, self.bands)
         self.indexes = [position + 1 for position in positions]
         self.view = evaluation_view(network, options.img_size)
@@ -296,6 +301,8 @@ class _Scene:
             missing = missing_values(self.raster.read(self.indexes, window=part), self.raster.nodata, mask)
             if missing is not None:
                 block[:, missing.all(axis=0)] = self.codes.nodata
+        if self.is_transparent:
+            block[:, self.raster.read(self.raster.count, window=part) == 0] = self.codes.nodata
         return block
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from timm_moe_dg.data.readers.csv_tables import (
@@ -13,6 +14,7 @@ from timm_moe_dg.data.readers.csv_tables import (
     number,
     parsed,
     read_csv,
+    text_table,
     whole_number,
 )
 from timm_moe_dg.errors import DataError
@@ -45,7 +47,7 @@ def test_columns_of_a_table_with_a_byte_order_mark_quotes_and_lines_of_other_len
             "utf-8",
             "line 3 has 4 fields for 3 columns; write n",
         ),
-        ("a,b,a\n1,2,3\n", "utf-8", "line 1 names the column 'a' twice"),
+        ("a,b,a\n1,2,3\n", "utf-8", "names the column 'a' twice"),
     ],
 )
 def test_bad_tables_are_named(table, text, encoding, message):
@@ -77,6 +79,16 @@ def test_underscores_are_no_digits_and_numbers_fit(tmp_path, text):
     for read in (lambda: coordinates(tmp_path, {"lon": [text], "lat": ["0"]}), lambda: whole_number(text)):
         with pytest.raises(ValueError, match=text):
             read()
+
+
+def test_values_of_tables_are_written_as_in_csv():
+    values = [3.0, 4, float("nan"), None, pd.NA, np.float32(1.5), "nan"]
+    table = text_table({"path": values, "location": values, "lon": values})
+    assert table["location"] == ["3", "4", "-1", "-1", "-1", "1.5", "nan"]
+    assert table["path"] == ["3", "4", "", "", "", "1.5", "nan"]
+    assert table["lon"] == ["3", "4", "nan", "nan", "nan", "1.5", "nan"]
+    with pytest.raises(DataError, match=r"rows: the columns have \[1, 2\] entries; give one for each image"):
+        text_table({"path": ["a", "b"], "location": [1]})
 
 
 def test_swapped_coordinates_are_suspected(tmp_path):

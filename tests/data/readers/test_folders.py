@@ -199,6 +199,28 @@ def test_a_class_that_leads_back_is_refused(root):
         read_folder(root)
 
 
+def test_two_names_of_one_domain_are_refused(root):
+    (root / "copy").symlink_to("art")
+    with pytest.raises(DataError, match="the domain 'art' has two names; remove the link to it"):
+        read_folder(root)
+
+
+@pytest.mark.parametrize("link", ["lost", "art/lost"])
+def test_links_to_nothing_are_noticed(root, caplog, link):
+    (root / link).symlink_to("disk/that/is/not/there")
+    assert len(read_folder(root)) == 3
+    assert f"links to nothing are left out: {root / link}" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["train", "."])
+def test_a_level_of_folders_too_many_is_noticed(tmp_path, caplog, place):
+    for path in ("train/a/x/1.png", "train/b/x/1.png", "test/a/x/1.png", "test/b/x/1.png"):
+        write_image(tmp_path / path)
+    read_folder(tmp_path / place)
+    message = "all images lie in folders of the classes a, b; if these are domains, give the folder of them"
+    assert (message in caplog.text) == (place == ".")
+
+
 def test_domains_classes_and_images_may_be_links(root, tmp_path_factory):
     other = tmp_path_factory.mktemp("links")
     (other / "art").symlink_to(root / "art")

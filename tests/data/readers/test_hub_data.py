@@ -89,6 +89,13 @@ def test_a_row_without_a_label_is_named_by_its_split(tmp_path, label):
         get_benchmark(name).read(None)
 
 
+@pytest.mark.parametrize("label", ["", " ", "NaN"])
+def test_a_text_that_is_no_label_is_named(tmp_path, label):
+    labels = (datasets.Value("string"), [label if k == 7 else "0" for k in range(ROWS)])
+    with pytest.raises(DataError, match=f"column 'label' is '{label}' in row 7 of split 'train'; every row needs"):
+        get_benchmark(write(tmp_path / "set", label=labels)).read(None)
+
+
 def test_images_that_were_hidden_files_are_skipped(tmp_path):
     name = write(tmp_path / "set")
     path = str(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")

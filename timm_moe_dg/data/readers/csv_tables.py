@@ -56,8 +56,7 @@ def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> 
             reader = csv.DictReader(file, restval="", delimiter=separator)
             if not (header := list(reader.fieldnames or [])):
                 raise DataError(f"{str(path)!r}: line 1 is empty; write the names of the columns there")
-            if doubled := [name for name in header if name and header.count(name) > 1]:
-                raise DataError(f"{str(path)!r}: line 1 names the column {doubled[0]!r} twice; rename or remove one")
+            _check_header(path, header)
             columns, is_empty = Table.of(header), True
             for row in reader:
                 if None in row:  # fields beyond the last column
@@ -90,6 +89,7 @@ def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], si
         check_regular_file(path)
         with parquet.ParquetFile(path) as file:
             header = file.schema_arrow.names
+            _check_header(path, header)
             require_columns(path, header, required, "name them so")
             for batch in file.iter_batches(size, columns=[name for name in header if name in names]):
                 columns = text_table(batch.to_pydict(), end + 1)
@@ -102,6 +102,11 @@ def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], si
         raise DataError(f"{str(path)!r}: holds no rows; add one for each image")
 
 
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    if doubled := [name for name in header if name and header.count(name) > 1]:
+        raise DataError(f"{str(path)!r}: names the column {doubled[0]!r} twice; rename or remove one")
+
+
 def require_columns(path: Path, header: Sequence[str], required: Sequence[str], remedy: str) -> None:
     """Raises a `DataError` for columns that a table lacks."""
     if missing := [name for name in dict.fromkeys(required) if name not in header]:
@@ -110,14 +115,19 @@ def require_columns(path: Path, header: Sequence[str], required: Sequence[str], 
 
 def text_table(columns: Mapping[str, Iterable[object]], first_line: int = 1) -> Table:
     """Writes columns of values as csv has them. A missing number is unknown, and a missing path is empty."""
-    missing = {"path": ""}
-    texts = {
-        name: [missing.get(name, "nan") if value is None else str(value) for value in values]
-        for name, values in columns.items()
-    }
+    missing = {"path": "", "location": "-1"}
+    texts = {name: [_text(value, missing.get(name, "nan")) for value in values] for name, values in columns.items()}
+    if len(lengths := {len(column) for column in texts.values()}) > 1:
+        raise DataError(f"rows: the columns have {sorted(lengths)} entries; give one for each image")
     table = Table(texts)
     table.lines = list(range(first_line, first_line + _row_count(table)))
     return table
+
+
+def _text(value: object, missing: str) -> str:
+    if isinstance(value, float) and value.is_integer():  # as pandas stores whole numbers beside missing ones
+        return str(int(value))
+    return missing if not isinstance(value, str) and str(value) in ("None", "nan", "<NA>") else str(value)
 
 
 def _line_numbers(columns: Columns) -> Sequence[int]:

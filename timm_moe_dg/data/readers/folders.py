@@ -10,10 +10,11 @@ import numpy as np
 
 from ...errors import DataError
 from ..bands import image_extensions
-from ..class_names import check_spellings, normalized
+from ..class_names import check_spellings, listed, normalized
 from ..domains import DataDir, FileDomain, file_names
 from .images import describe_left_out, images_below, is_hidden, subfolders
 
+DEPTH = 3  # of DOMAIN/CLASS/IMAGE
 DUPLICATES = "domain_net_duplicates.txt"
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> l
     if not names:
         raise DataError(f"data_dir={str(root)!r}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
     check_spellings(f"data_dir={str(root)!r}", dict.fromkeys(names, ("this folder",)), "domains")
+    places = {os.path.realpath(root / name): name for name in names}
+    if doubled := sorted({*names} - {*places.values()}):  # which would be held out and trained on
+        raise DataError(f"data_dir={str(root)!r}: the domain {doubled[0]!r} has two names; remove the link to it")
     left_out: Counter[str] = Counter()
     listings = {name: _images_of_classes(root / name, left_out) for name in names}
     classes = tuple(sorted(set().union(*listings.values())))
@@ -54,7 +58,11 @@ def read_folder(data_dir: str | os.PathLike[str], evaluating: bool = False) -> l
         _LOGGER.warning(
             "data_dir=%r: %d images in no class folder are left out, such as %r", str(root), len(loose), loose[0]
         )
-    return [_domain(name, listing, classes) for name, listing in listings.items()]
+    domains = [_domain(name, listing, classes) for name, listing in listings.items()]
+    if all(len(Path(path).relative_to(root).parts) > DEPTH for domain in domains for path in domain.paths):
+        text = "data_dir=%r: all images lie in folders of the classes %s; if these are domains, give the folder of them"
+        _LOGGER.warning(text, str(root), listed(classes))
+    return domains
 
 
 def read_domain_net(data_dir: DataDir) -> list[FolderDomain]:

@@ -38,6 +38,15 @@ def open_raster(path: str, argument: str) -> Any:
         raise DataError(f"{argument}={path!r}: cannot be opened as GeoTIFF ({error}); convert it") from error
 
 
+def check_values(raster: Any, argument: str, *, with_palette: bool) -> None:
+    """Refuses a scene by a `DataError` whose values rasterio gives otherwise than `read_pixels`."""
+    bits = int(raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", 8))
+    is_palette = raster.colorinterp[0] == import_rasterio().enums.ColorInterp.palette
+    if bits < 8 or "MINISWHITE" in raster.tags(ns="IMAGE_STRUCTURE") or (is_palette and not with_palette):
+        kind = "less than 8 bits per value" if bits < 8 else "a palette" if is_palette else "zero as white"
+        raise DataError(f"{argument}={raster.name!r}: has {kind}; convert it to gray or RGB of 8 bits")
+
+
 def is_placed(raster: Any) -> bool:
     """Whether a raster has a coordinate reference system (CRS) and a transform to it."""
     return raster.crs is not None and not raster.transform.is_identity

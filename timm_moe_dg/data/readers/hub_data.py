@@ -121,8 +121,9 @@ def _names_and_indices(
     names = getattr(table.features[column], "names", None)
     places = ((split, row) for split, size in sizes.items() for row in range(size))
     for value, (split, row) in zip(values, places, strict=True):
-        # Rows without a label have None, or -1 in a ClassLabel
-        if not (isinstance(value, int) and 0 <= value < len(names) if names else isinstance(value, str | int)):
+        # Rows without a label have None, nan, an empty text, or -1 in a ClassLabel
+        is_name = isinstance(value, str | int) and str(value).strip().casefold() not in ("", "nan")
+        if not (isinstance(value, int) and 0 <= value < len(names) if names else is_name):
             remedy = "every row needs a name or a number; drop such rows (datasets' filter) and give the copy's folder"
             raise DataError(
                 f"dataset='{HUB}{path}': column {column!r} is {value!r} in row {row} of split {split!r}; {remedy}"

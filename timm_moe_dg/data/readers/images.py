@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO, NoReturn
 
@@ -104,7 +104,10 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     """Lists the names of a folder's folders, sorted, with links and without hidden ones. All must be UTF-8."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
+            names = sorted(entry.name for entry in visible if entry.is_dir())
+            if broken := sorted(entry.path for entry in visible if not os.path.exists(entry.path)):
+                _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
     except OSError as error:
         _raise_not_listed(error)
     for name in names:
@@ -146,7 +149,8 @@ def read_pixels(path: str, bands: Bands = RGB, *, file: BinaryIO | None = None, 
         remedy = "cut it into tiles, or leave the file out"
         raise ImageReadError(f"image={path!r}: is larger than {limit:,} pixels; {remedy}") from error
     except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
-        remedy = "pip install imagecodecs" if "imagecodecs" in str(error) else REPAIR
+        is_missing = "imagecodecs" in str(error) or isinstance(error, ImportError)  # or Python's own Zstandard
+        remedy = "pip install imagecodecs" if is_missing else REPAIR
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {remedy}") from error
 
 
@@ -175,13 +179,14 @@ def has_deep_values(path: str) -> bool:
 def _read_rgb(path: str, source: Source, upright: bool) -> Pixels:
     image = _opened(source)
     with image or nullcontext():
+        _warn_of_images(path, image, source)
         if image is not None and is_eight_bit(image, source) and _band_pages(image, source) != RGB:
             return _eight_bit(path, source, image, upright)
         values, transparent, notes = _values(source, image, upright)
     if transparent:
         _warn_of_bands(path, len(values))
         values = values[:-1]
-    _warn_of_order(path, notes)
+    warn_of_order(path, notes.first_names)
     return rgb_pixels(path, values, missing_values(values, notes.nodata, notes.mask))
 
 
@@ -199,10 +204,8 @@ def rgb_pixels(path: str, values: np.ndarray, missing: np.ndarray | None) -> Pix
 
 def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> Pixels:
     notes = tiff_notes(image, source)
-    _warn_of_order(path, notes)
+    warn_of_order(path, notes.first_names)
     image.load()
-    if getattr(image, "is_animated", False) and image.format != "MPO" and full_images(image, source) > 1:
-        _warn_once(path, "holds several images, of which the first is read", image.format)
     if upright:
         ImageOps.exif_transpose(image, in_place=True)
     count = getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, 1)
@@ -220,6 +223,7 @@ def _eight_bit(path: str, source: Source, image: Image.Image, upright: bool) -> 
 def _read_bands(path: str, source: Source, bands: Bands, upright: bool) -> Tensor:
     image = _opened(source)
     with image or nullcontext():
+        _warn_of_images(path, image, source)
         values, _, notes = _values(source, image, upright)
     positions = pick(path, [notes.descriptions.get(band) for band in range(len(values))], len(values), bands)
     values = values[list(positions)]
@@ -266,6 +270,13 @@ def _band_pages(image: Image.Image, source: Source) -> int:
     return pages
 
 
+def _warn_of_images(path: str, image: Image.Image | None, source: Source) -> None:
+    """Warns of a file of several images. Pages of one band each are the bands of one."""
+    is_band = getattr(image, "tag_v2", {}).get(SAMPLES_PER_PIXEL, RGB) == 1
+    if image is not None and image.format != "MPO" and not is_band and full_images(image, source) > 1:
+        _warn_once(path, "holds several images, of which the first is read", image.format)
+
+
 def _too_many(bands: int) -> str:
     return f"it has {bands} bands: give --in-chans {bands}, or save three of them as RGB"
 
@@ -275,8 +286,8 @@ def _warn_of_bands(path: str, count: int, names: tuple[str, ...] = ()) -> None:
     _warn_once(path, f"has {count} bands{listed}, read as three (RGB), without --in-chans", (count, names))
 
 
-def _warn_of_order(path: str, notes: TiffNotes) -> None:
-    names = [notes.descriptions.get(band, "") for band in range(RGB)]
+def warn_of_order(path: str, names: Sequence[str]) -> None:
+    """Warns of a file, read as RGB, whose first three bands have other names."""
     if not describes_rgb(names):
         _warn_once(path, f"describes its bands as {', '.join(names)}, read as RGB; name them with --bands", str(names))
 

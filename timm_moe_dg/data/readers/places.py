@@ -133,8 +133,8 @@ def read_place_folder(
     fields |= {name: fields[str(column)] for name, column in columns.items()}
     paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
     check_unique(table, fields, "path", paths)
-    labels = parsed(table, fields, "label", _name, "a label")
-    groups = parsed(table, fields, "group", _name, "the name of a group")
+    labels = parsed(table, fields, "label", name_of_field, "a label")
+    groups = parsed(table, fields, "group", name_of_field, "the name of a group")
     is_split = "split" in fields
     parts = ["train"] * len(paths)
     if is_split:
@@ -189,7 +189,8 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
     )
 
 
-def _name(text: str) -> str:
+def name_of_field(text: str) -> str:
+    """A parser of names, which accepts no missing one."""
     if text.casefold() == "nan":  # what other programs write for an empty field
         raise ValueError(text)
     return normalized(text)
