@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.geo_files import write_scene
 from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.readers.georeference import places_of
 from timm_moe_dg.data.readers.image_files import Metadata
 from timm_moe_dg.errors import DataError, MissingDependencyError
 
@@ -50,11 +51,24 @@ def test_the_center_of_a_file_is_taken_where_the_table_has_none(tmp_path, column
     np.testing.assert_allclose([table.of(path) for path in paths], [[9, 0], [9, 0]], atol=1e-5)
 
 
+def test_points_beside_a_map_of_the_earth_have_no_coordinates(tmp_path):
+    # Mollweide: the ellipse of the Earth is 36,080 by 18,040 km, and its poles and center follow from that
+    size = 30, 20
+    transform = rasterio.transform.from_origin(-18_040_096, 9_020_048, 36_080_192 / size[0], 18_040_096 / size[1])
+    write_scene(tmp_path / "a.tif", VALUES, crs="ESRI:54009", transform=transform)
+    with rasterio.open(tmp_path / "a.tif") as raster:
+        places = places_of(raster, [0, 15, 15, 22.5], [0, 10, 0.001, 10])
+    np.testing.assert_allclose(places[[0, 1, 3]], [[np.nan, np.nan], [0, 0], [90, 0]], atol=0.1)
+    assert places[2, 1] > 88
+
+
 def test_a_file_without_georeference_is_named(tmp_path, monkeypatch):
     write_scene(tmp_path / "placed.tif", VALUES)
+    local = 'LOCAL_CS["site",UNIT["metre",1]]'
+    write_scene(tmp_path / "local.tif", VALUES, crs=local, transform=SYSTEMS["EPSG:32632"])
     write_scene(tmp_path / "bare.tif", VALUES, crs=None, transform=None)
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    for name in ("bare.tif", "a.png"):
+    for name in ("bare.tif", "a.png", "local.tif"):
         rows = [{"path": path, "label": "a", "split": "train", "group": "g"} for path in ("placed.tif", name)]
         write_table(tmp_path, rows)
         with pytest.raises(

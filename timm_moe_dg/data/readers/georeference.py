@@ -48,15 +48,21 @@ def check_values(raster: Any, argument: str, *, with_palette: bool) -> None:
 
 
 def is_placed(raster: Any) -> bool:
-    """Whether a raster has a coordinate reference system (CRS) and a transform to it."""
-    return raster.crs is not None and not raster.transform.is_identity
+    """Whether a raster has a coordinate reference system (CRS) of the Earth and a transform to it."""
+    is_on_earth = raster.crs is not None and (raster.crs.is_geographic or raster.crs.is_projected)
+    return is_on_earth and not raster.transform.is_identity
 
 
 def places_of(raster: Any, columns: Sequence[float], rows: Sequence[float]) -> np.ndarray:
     """Returns longitude and latitude of points in pixels, float32 (N, 2); NaN outside of the CRS."""
     rasterio = import_rasterio()
     points = rasterio.transform.xy(raster.transform, rows, columns, offset="ul")
-    degrees = rasterio.warp.transform(raster.crs, "EPSG:4326", *points)
+    try:
+        degrees = rasterio.warp.transform(raster.crs, "EPSG:4326", *points)
+    except Exception:  # rasterio's classes are private. One point beside a map of the Earth fails all
+        if len(rows) > 1:
+            return np.concatenate([places_of(raster, [x], [y]) for x, y in zip(columns, rows, strict=True)])
+        degrees = [[np.nan], [np.nan]]
     longitude, latitude = (np.where(np.isfinite(values), values, np.nan) for values in degrees[:2])
     return np.stack([(longitude + 180) % 360 - 180, latitude], axis=1).astype(np.float32)
 
