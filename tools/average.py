@@ -47,7 +47,7 @@ from timm_moe_dg.networks.merging import merge_experts
 from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
 from timm_moe_dg.protocols.headline import summary
-from timm_moe_dg.protocols.options import Arguments, DataOptions, ModelOptions, RunOptions
+from timm_moe_dg.protocols.options import SPLITTING, Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, sha256, with_defaults
 from timm_moe_dg.protocols.selection import validation_accuracy
@@ -65,7 +65,7 @@ ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]  # of wise_ft
 # Methods of one run
 ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the experts of one run"}
 # Options that averaged runs share
-SHARED = ["dataset", "data", "test_domains", "trial_seed", "holdout_fraction", "split_by_photograph", "group_column"]
+SHARED = ["dataset", "data", "test_domains", *SPLITTING]
 SHARED += ["model", "model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
 SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here

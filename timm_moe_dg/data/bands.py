@@ -172,8 +172,10 @@ def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
         with _tiff_file(source) as file:
             tags = [file.pages[0].tags.valueof(tag) for tag in _NOTES]
             page = next((page for page in file.pages[1:] if page.tags.valueof(SUBFILE) == MASK), None)
-            mask = None if page is None else turned(page.asarray()[None] == 0, tags[0] or 1)[0]
-    _, nodata, metadata, photometric, sample_format, bits = tags
+            mask = None if page is None else page.asarray() == 0
+    orientation, nodata, metadata, photometric, sample_format, bits = tags
+    if mask is not None:
+        mask = turned(mask[None], orientation or 1)[0]
     items = re.findall(r'<Item name="(\w+)" sample="(\d+)" role="\w+">([^<]*)<', str(metadata))
     kinds = ("DESCRIPTION", "COLORINTERP")
     names, colors = ({int(band): text for name, band, text in items if name == kind} for kind in kinds)
@@ -267,8 +269,8 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
         if pixels > limit:
             raise Image.DecompressionBombError(f"{pixels} pixels")
         values = image.asarray()
-        extra = len(tags.valueof(EXTRA_SAMPLES, ())) if tags.valueof(PHOTOMETRIC) in (0, 1, 2) else 0
         photometric, of_jpeg = tags.valueof(PHOTOMETRIC), tags.valueof(COMPRESSION) in (6, 7)
+        extra = len(tags.valueof(EXTRA_SAMPLES, ())) if photometric in (0, 1, 2) else 0
         # The codes of a palette of 8 bits may be meant, and JPEG's YCbCr becomes RGB
         is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
         if photometric in _INDIRECT_COLORS and not is_read:

@@ -9,8 +9,7 @@ from typing import Any
 from ..errors import ArgumentError
 from .class_names import check_spellings, normalized
 from .domains import Domain
-from .readers.csv_tables import below, check_unique, parsed, read_csv, require_columns
-from .readers.places import name_of_field
+from .readers.csv_tables import below, check_unique, name_of_field, parsed, read_csv, require_columns
 
 EXAMPLE = r"such as '(P\d+)_'"
 

@@ -48,7 +48,7 @@ from ..networks.trained import match_classes, takes_metadata, unknown_metadata, 
 from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
-from ..protocols.options import DATA, DEFAULTS, options_with
+from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..storage.atomic import all_or_nothing
 from ..storage.run_folder import run_arguments
 
@@ -57,7 +57,6 @@ MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", 
 MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
 CHANGING = ("img_size", "coverage_radius", "expert_mode", "initial_checkpoint")  # options of another network
-SPLITTING = ("trial_seed", "holdout_fraction", "split_by_photograph", "group_column")
 RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
 
 

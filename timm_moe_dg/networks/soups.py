@@ -41,8 +41,9 @@ def _mean(values: Sequence[Tensor], shares: Sequence[float] | None) -> Tensor:
     wide = torch.stack([value.double() for value in values])
     # Thresholds of a router that took no step are infinite: those of the others count
     counted = wide.new_tensor(shares or [1.0] * len(values)).view(-1, *[1] * values[-1].ndim) * (wide != torch.inf)
-    mean = (wide.where(counted > 0, 0.0) * counted).sum(0) / counted.sum(0)
-    return mean.where(counted.sum(0) > 0, torch.inf).to(values[-1].dtype)
+    total = counted.sum(0)
+    mean = (wide.where(counted > 0, 0.0) * counted).sum(0) / total
+    return mean.where(total > 0, torch.inf).to(values[-1].dtype)
 
 
 def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], int]) -> list[int]:

@@ -40,6 +40,8 @@ from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
 SCHEDULES = ("cosine", "tanh", "poly")
+# Options that decide which images of a domain are trained on, and which validate
+SPLITTING = ("trial_seed", "holdout_fraction", "split_by_photograph", "group_column")
 
 
 class Role(Flag):

@@ -166,8 +166,8 @@ def make_tables(
 
 def is_tabled(run: FinishedRun, tables: Sequence[Table]) -> bool:
     """Whether a table of all rules counts a run. Pairs of held-out domains count in cross-validation."""
-    is_pair = len(run.test_domains) == 2 and (CROSS_VALIDATION, run.dataset) in {(t.rule, t.dataset) for t in tables}
-    return is_pair or any(_applies(rule, [run]) for rule in RULES)
+    is_validated = any(table.rule == CROSS_VALIDATION and table.dataset == run.dataset for table in tables)
+    return (is_validated and len(run.test_domains) == 2) or any(_applies(rule, [run]) for rule in RULES)
 
 
 def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:

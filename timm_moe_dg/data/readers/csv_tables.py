@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 
 from ...errors import DataError, check_regular_file, needs
+from ..class_names import normalized
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
 SEPARATORS = ",;\t"
@@ -158,6 +159,13 @@ def parsed(path: Path, columns: Columns, name: str, parse: Callable[[str], Value
         wrong_fields = f"column {name!r} is {fields} in {_lines([numbers[row] for row in wrong])}"
         raise DataError(f"{str(path)!r}: {wrong_fields}; every row needs {expected}")
     return values
+
+
+def name_of_field(text: str) -> str:
+    """A parser of names, which accepts no missing one. Returns their composed form."""
+    if text.casefold() == "nan":  # what other programs write for an empty field
+        raise ValueError(text)
+    return normalized(text)
 
 
 def check_unique(path: Path, columns: Columns, name: str, values: Sequence[str]) -> None:

@@ -17,9 +17,9 @@ from PIL import Image
 
 from ...errors import ArgumentError, DataError
 from ..bands import Pixels
-from ..class_names import check_spellings, normalized, places_of
+from ..class_names import check_spellings, places_of
 from ..domains import DataDir, FileDomain, Split, file_names, take
-from .csv_tables import below, check_unique, choice, coordinates, numeric, parsed, read_csv
+from .csv_tables import below, check_unique, choice, coordinates, name_of_field, numeric, parsed, read_csv
 from .georeference import with_coordinates
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -187,13 +187,6 @@ def _domain(places: Places, role: str, group: str, member: np.ndarray, inside: s
         metadata=places.metadata[rows],
         split=Split(np.arange(first_outside), np.arange(first_outside, len(rows))),
     )
-
-
-def name_of_field(text: str) -> str:
-    """A parser of names, which accepts no missing one."""
-    if text.casefold() == "nan":  # what other programs write for an empty field
-        raise ValueError(text)
-    return normalized(text)
 
 
 def _existing(folder: Path) -> Callable[[str], str]:
