@@ -1,5 +1,6 @@
 """Seeds every test, marks the tests of large networks as slow, and says how hard hypothesis looks."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from accelerate.utils import set_seed
 
 from tests.quick_python import quick_python
+
+gc.set_threshold(100_000)  # torch and timm have so many objects that looking through them took 7% of the time
+os.fsync = lambda _: None  # type: ignore[assignment]  # no test cuts the power, and waiting for the disk took 4%
 
 LARGE = ("hybrid_sfmoe", "gmoe_base", "moge_small")
 # A function's fixtures are made once for all of its examples, which none of ours changes

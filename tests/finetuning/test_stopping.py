@@ -77,7 +77,7 @@ def test_ctrl_c_is_noted_once_and_then_ends_at_once(ctrl_c):
     with Interruption() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.should_stop()
-        assert stop.exit_code == 130
+        assert stop.error("").exit_code == 130
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -86,4 +86,4 @@ def test_ctrl_c_is_noted_once_and_then_ends_at_once(ctrl_c):
 def test_a_signal_that_schedulers_send_has_its_own_status():
     with Interruption() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.exit_code == 143
+        assert stop.error("").exit_code == 143

@@ -1,7 +1,5 @@
 """Checkpoints come back as they were, and a byte that changes is noticed."""
 
-import os
-
 import pytest
 import torch
 from hypothesis import given
@@ -35,14 +33,6 @@ STATES = st.dictionaries(
     ),
     max_size=4,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_waiting():
-    """For the disk, which is for power failures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 def same(actual, expected):

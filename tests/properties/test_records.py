@@ -1,7 +1,6 @@
 """Records come back from results.jsonl unchanged. Damaged records are refused, or make a table."""
 
 import json
-import os
 from math import nan
 
 import pytest
@@ -16,13 +15,6 @@ from timm_moe_dg.results.tables import make_tables
 from timm_moe_dg.storage.atomic import append_line
 
 pytestmark = pytest.mark.slow  # up to two seconds each
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_fsync():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 NUMBERS = st.floats() | st.integers(-(2**70), 2**70)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 from functools import partial
@@ -160,8 +159,7 @@ def test_wise_ft_refuses_a_start_that_changed_since(runs, average, tmp_path):
         (["start", "apart"], ["--method", "ensemble"]),
     ],
 )
-def test_the_same_command_completes_an_average_that_was_killed(names, words, average, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def test_the_same_command_completes_an_average_that_was_killed(names, words, average, tmp_path, capfd):
     expected = content(average(*names, output="try_000/r", words=words))
     events = killed_at(None, tmp_path / "counted", partial(average, *names, output="counted/r", words=words))
     for number in range(3, events + 1, 17):

@@ -98,9 +98,8 @@ class RunLog(MemoryHandler):
         if self._call:
             return call_text("finetune", {"resume": path, **method_words, **({"imports": imports} if imports else {})})
         launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        launcher = (
-            f"accelerate launch{' --use_fsdp --fsdp_version 2' if is_sharded() else ''}" if launched else "python"
-        )
+        sharding = " --use_fsdp --fsdp_version 2" if is_sharded() else ""
+        launcher = f"accelerate launch{sharding}" if launched else "python"
         words = [path, *(word for pair in method_words.items() for word in option_words(*pair))]
         words += [word for name in imports for word in (OPTION, name)]
         return f"{command('finetune', launcher)} --resume {shlex.join(words)}"

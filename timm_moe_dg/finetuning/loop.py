@@ -1,6 +1,7 @@
 """The training loop, and the steps around it: plan, lock, dry run or run, interruption."""
 
 import logging
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from torch import distributed
 
 from ..analysis.curves import draw_learning_curves
 from ..data import check_readable, seed_hash
-from ..errors import RunInterruptedError
 from ..protocols.options import RunOptions
 from .assembly import build_model
 from .calibration import calibrate_run
@@ -130,9 +130,11 @@ def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
         with stop:
             train(fine_tuning, stop)
             finish(fine_tuning, stop)
-    except Interrupted:
+    except Interrupted as interrupted:
         text = fine_tuning.interrupted(log.go_on(plan, accelerator.num_processes))
         _logger.info(text)
-        error = RunInterruptedError(text)
-        error.exit_code = stop.exit_code
-        raise error from None
+        # A notebook keeps the traceback, whose frames must not keep the network and the loaders' workers
+        del fine_tuning
+        accelerator.free_memory()
+        traceback.clear_frames(interrupted.__traceback__)
+        raise stop.error(text) from None

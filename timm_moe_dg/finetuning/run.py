@@ -190,10 +190,9 @@ class FineTuning:
 
     def interrupted(self, again: str) -> str:
         """Describes where a run that was asked to end goes on, with the command or call that does so."""
-        folder = self.plan.folder
-        if not folder.records:
+        if not self.plan.folder.records:
             return "asked to end at the start"
-        return f"asked to end; checkpoint: {folder.checkpoints.describe()}; go on with: {again}"
+        return f"asked to end; checkpoint: {self.plan.folder.checkpoints.describe()}; go on with: {again}"
 
     def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
         """Scores a model on every domain. All processes take part."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import DivergenceError
+from ..errors import DivergenceError, RunInterruptedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Two consecutive layers multiply their weights and a norm squares the product. With weights beyond this, float32
@@ -95,10 +95,11 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @property
-    def exit_code(self) -> int:
-        """Exit status, as shells report it for a process that the signal ended."""
-        return 128 + self._signal
+    def error(self, message: str) -> RunInterruptedError:
+        """Makes the error of a run that the signal ended, with its exit status."""
+        error = RunInterruptedError(message)
+        error.exit_code = 128 + self._signal
+        return error
 
     def should_stop(self) -> bool:
         """Whether any process got a signal. Every process has to call it, and all get the same answer."""
