@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import normalized_mutual_info_score
 
+import timm_moe_dg
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis import domains_at
 from timm_moe_dg.data.readers.digits import geo_digits
@@ -105,15 +106,15 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     args = json.loads((covered / "best_oracle" / "config.json").read_text())["model_args"]
     assert 20.0 < args["coverage_radius"] < 1000.0
 
-    def oceania(name: str, model: str, *words: str) -> object:
-        load_tool("evaluate").main(["--model", model, "--workers", "0", "--output", str(tmp_path / name), *words])
-        return json.loads((tmp_path / name / "metrics.json").read_text())["domains"]["ood Oceania"]
+    def oceania(model: str, **options: object) -> dict[str, object]:
+        scores = timm_moe_dg.evaluate(model, workers=0, **options).set_index("domain")
+        return scores.loc["ood Oceania"].dropna().to_dict()
 
-    shared = oceania("shared", best, "--expert-mode", "shared")
-    routed = oceania("routed", best, "--coverage-radius", "inf")
-    assert oceania("covered-again", best) == shared != routed
-    assert oceania("before", before) == routed  # the radius has no part in training
-    assert oceania("before-covered", before, "--coverage-radius", "200") == shared
+    shared = oceania(best, expert_mode="shared")
+    routed = oceania(best, coverage_radius=float("inf"))
+    assert oceania(best) == shared != routed
+    assert oceania(before) == routed  # the radius has no part in training
+    assert oceania(before, coverage_radius=200) == shared
 
     findings = visualize("domains", covered, "--role", "ood", "--map-step", "15")
     assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
