@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -286,16 +287,28 @@ def test_a_model_or_images_that_are_none_are_named(run, images, tmp_path, monkey
 def test_an_interrupted_run_goes_on_to_the_same_bits(run, tmp_path):
     before = state()
     interrupted = during_step(2, partial(os.kill, os.getpid(), signal.SIGINT))
-    with interrupted, pytest.raises(RunInterruptedError) as caught:
-        timm_moe_dg.finetune(**{**RUN, "workers": 1}, output=tmp_path, experiment="a")
-    assert caught.match(r"go on with: timm_moe_dg.finetune\(resume='.*/a'\)")
-    assert not multiprocessing.active_children()  # although the traceback is kept, as by a notebook
+    with interrupted, pytest.raises(RunInterruptedError, match=r"go on with: timm_moe_dg.finetune\(resume='.*/a'\)"):
+        timm_moe_dg.finetune(**RUN, output=tmp_path, experiment="a")
     assert state() == before
     unfinished = timm_moe_dg.Run(tmp_path / "a")
     assert not unfinished.is_finished
     assert unfinished.records.step.max() == 0
     assert outcome(timm_moe_dg.finetune(resume=unfinished)) == outcome(run)
     assert timm_moe_dg.finetune(resume=unfinished).path == unfinished.path  # nothing to do
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        (RunInterruptedError, partial(os.kill, os.getpid(), signal.SIGINT)),
+        (ArgumentError, Mock(side_effect=ArgumentError)),
+    ],
+)
+def test_a_call_that_fails_keeps_no_workers_while_its_traceback_is_kept_as_by_a_notebook(error, action, tmp_path):
+    with during_step(2, action), pytest.raises(error) as caught:
+        timm_moe_dg.finetune(**{**RUN, "workers": 1}, output=tmp_path, experiment="a")
+    assert caught.tb
+    assert not multiprocessing.active_children()
 
 
 def test_training_works_in_an_event_loop_and_outside_the_main_thread(run, tmp_path):

@@ -6,6 +6,7 @@ Keywords are the options of the command, with the same names, defaults and check
 
 import logging
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from .cli.keywords import call_text, describe_keywords, keyword_words
 from .cli.parser import ToolParser
 from .cli.program import EXTRAS
 from .cli.values import holds_network, run_folder
-from .errors import ArgumentError, MissingDependencyError, OptionError
+from .errors import ArgumentError, MissingDependencyError, MoeDgError, OptionError
 from .networks.trained import load_trained
 from .protocols.options import RunOptions, run_parser
 from .protocols.records import Record, read_records
@@ -119,8 +120,13 @@ def finetune(**options: Any) -> Run | None:
     if text := nothing_to_do(filled):
         _logger.warning(text)
         return Run(Path(filled.output, filled.experiment or ""))
-    with RunLog(words, call_text("finetune", options)) as log:
-        path = run_loop(filled, log)
+    try:
+        with RunLog(words, call_text("finetune", options)) as log:
+            path = run_loop(filled, log)
+    except MoeDgError as error:
+        # A notebook keeps the traceback, whose frames must not keep the network and the loaders' workers
+        traceback.clear_frames(error.__traceback__)
+        raise
     if filled.dry_run:
         return None
     run = Run.__new__(Run)  # unchecked, since processes on other machines may not see the folder

@@ -1,7 +1,6 @@
 """The training loop, and the steps around it: plan, lock, dry run or run, interruption."""
 
 import logging
-import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -130,11 +129,9 @@ def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
         with stop:
             train(fine_tuning, stop)
             finish(fine_tuning, stop)
-    except Interrupted as interrupted:
+    except Interrupted:
         text = fine_tuning.interrupted(log.go_on(plan, accelerator.num_processes))
-        _logger.info(text)
-        # A notebook keeps the traceback, whose frames must not keep the network and the loaders' workers
-        del fine_tuning
-        accelerator.free_memory()
-        traceback.clear_frames(interrupted.__traceback__)
-        raise stop.error(text) from None
+    else:
+        return
+    _logger.info(text)
+    raise stop.error(text)  # outside of the except clause, or it would keep the frames of the loop
