@@ -30,6 +30,7 @@ from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.errors import (
     ArgumentError,
     FolderInUseError,
+    ImageReadError,
     MoeDgError,
     OptionError,
     RouterError,
@@ -304,9 +305,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run, tmp_path):
         (ArgumentError, Mock(side_effect=ArgumentError)),
     ],
 )
-def test_a_call_that_fails_keeps_no_workers_while_its_traceback_is_kept_as_by_a_notebook(error, action, tmp_path):
+def test_training_that_fails_ends_its_workers_although_a_notebook_keeps_the_error(error, action, tmp_path):
     with during_step(2, action), pytest.raises(error) as caught:
         timm_moe_dg.finetune(**{**RUN, "workers": 1}, output=tmp_path, experiment="a")
+    assert caught.tb
+    assert not multiprocessing.active_children()
+
+
+def test_evaluation_that_fails_ends_its_workers_although_a_notebook_keeps_the_error(run, images, tmp_path):
+    for label in "01":  # two of the digits
+        (tmp_path / "site" / label).mkdir(parents=True)
+        (tmp_path / "site" / label / "1.png").write_bytes((images / "3.png").read_bytes()[:-99])
+    with pytest.raises(ImageReadError) as caught:
+        timm_moe_dg.evaluate(run.model(), dataset="folder", data_dir=tmp_path, workers=1)
     assert caught.tb
     assert not multiprocessing.active_children()
 

@@ -120,13 +120,8 @@ def finetune(**options: Any) -> Run | None:
     if text := nothing_to_do(filled):
         _logger.warning(text)
         return Run(Path(filled.output, filled.experiment or ""))
-    try:
-        with RunLog(words, call_text("finetune", options)) as log:
-            path = run_loop(filled, log)
-    except MoeDgError as error:
-        # A notebook keeps the traceback, whose frames must not keep the network and the loaders' workers
-        traceback.clear_frames(error.__traceback__)
-        raise
+    with _frames_released(), RunLog(words, call_text("finetune", options)) as log:
+        path = run_loop(filled, log)
     if filled.dry_run:
         return None
     run = Run.__new__(Run)  # unchecked, since processes on other machines may not see the folder
@@ -161,7 +156,8 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
         from .inference.evaluate import evaluate as run_evaluation
     words, network = _model_words("evaluate", EvaluateOptions, run_or_model, options)
     parsed = parse_arguments(_raising(evaluate_parser()), words)
-    evaluation = run_evaluation(replace(from_parsed(EvaluateOptions, vars(parsed)), network=network))
+    with _frames_released():
+        evaluation = run_evaluation(replace(from_parsed(EvaluateOptions, vars(parsed)), network=network))
     columns, *rows = domain_rows(evaluation.scores)
     return DataFrame(rows, columns=columns)
 
@@ -331,6 +327,16 @@ def _record_rows(record: Record) -> Iterator[dict[str, object]]:
 def _raising(parser: ToolParser) -> ToolParser:
     parser.raises = True
     return parser
+
+
+@contextmanager
+def _frames_released() -> Iterator[None]:
+    """Lets an error release the network and the loaders' workers, although a notebook keeps its traceback."""
+    try:
+        yield
+    except MoeDgError as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 @contextmanager
