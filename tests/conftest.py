@@ -49,6 +49,15 @@ def pytest_runtest_call() -> None:
     set_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_waits() -> Iterator[None]:
+    """Seconds for the lock of a folder that is in use, and between two looks at running jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("timm_moe_dg.storage.ownership._PATIENCE", 0.1)
+        patch.setattr("timm_moe_dg.sweeping.jobs._POLL", 0.02)
+        yield
+
+
 @pytest.fixture(scope="session")
 def fresh_python() -> Iterator[str]:
     """An executable that acts as Python and has imported torch and timm alone."""

@@ -16,12 +16,6 @@ from timm_moe_dg.storage.ownership import is_owned, lock_file, owned
 FORK = get_context("fork")
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """A second owner waits a tenth of a second, which is as good as one."""
-    monkeypatch.setattr("timm_moe_dg.storage.ownership._PATIENCE", 0.1)
-
-
 def own_and_wait(folder, ready, with_worker):
     with owned(folder):
         if with_worker and os.fork() == 0:
