@@ -27,7 +27,10 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
 
 
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
-    """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them."""
+    """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them.
+
+    A run that ends with an average of its weights has no selected step.
+    """
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     if not trained:
         raise RecordError("an average of runs has no learning curves")
@@ -38,8 +41,10 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
     with picture(path, 7.0, 5.6 + 0.3 * -(-entries // 2)) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         _draw(upper, steps, above)
-        selected = training_domain_validation(trained).step
-        upper.axvline(selected, color="black", linewidth=1, linestyle=":", label=f"selected step {selected}")
+        selected = training_domain_validation(records)
+        if not selected.averaged:
+            label = f"selected step {selected.step}"
+            upper.axvline(selected.step, color="black", linewidth=1, linestyle=":", label=label)
         upper.set(ylabel="accuracy (%)", ylim=(-3, 103))
         _draw(lower, steps, below)
         losses = [value for line in below for value in line.values if isfinite(value)]
