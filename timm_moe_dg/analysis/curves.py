@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RecordError
+from ..protocols.headline import headline_accuracy
 from ..protocols.records import Record
 from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 from .style import CATEGORIES, Style, category_color, fitted, optional_picture, picture
@@ -59,16 +60,13 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
 def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     """Draws the accuracy on held-out data over the steps, one line for each run by name (SF-MoE, Figure 4, left).
 
-    The accuracy is that of the tables: of the test domains, or of the "ood" images where the data has roles.
+    The accuracy is that of summary.csv: of the test domains, or of the "ood" or "id" images where the data has roles.
     """
     with picture(path, 7.0, 4.6 + 0.3 * -(-len(runs) // 2)) as figure:
         axes = figure.subplots()
         for index, (name, records) in enumerate(runs.items()):
             trained = [record for record in records if not record.averaged]
-            values = [
-                100 * (record.roles["ood"]["accuracy"] if "ood" in record.roles else reported_accuracy(record))
-                for record in trained
-            ]
+            values = [100 * headline_accuracy(record) for record in trained]
             dashes = ("-", "--", ":")[index // CATEGORIES % 3]
             _draw(axes, [record.step for record in trained], [Line(name, values, dashes, category_color(index))])
         axes.set(xlabel="step", ylabel="held-out accuracy (%)")

@@ -15,14 +15,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from ..errors import ArgumentError, RecordError, StorageError, check_regular_file
-from ..protocols.headline import headlines
+from ..protocols.headline import headline_accuracy
 from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged, read_arguments
@@ -178,7 +177,7 @@ def summary_row(record: Record) -> dict[str, float | bool]:
     """Returns the numbers of an evaluation by column of summary.csv."""
     row = {"step": record.step, "epoch": record.epoch, **dict(sorted(record.losses.items()))}
     row |= {"step_time": record.step_time, "validation_acc": validation_accuracy(record)}
-    row["test_acc"] = headlines(record)[0].value if record.test_domains else nan
+    row["test_acc"] = headline_accuracy(record)
     return row | record.scores | {"averaged": record.averaged}
 
 
