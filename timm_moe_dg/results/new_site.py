@@ -31,7 +31,8 @@ class NewSite:
 
     Columns of `rows`, in shares: row (`RowKey`), domains and seeds (numbers), accuracy, low, high and clipped (see
     `prediction_interval`), worst_domain, worst, validation, gap. Columns of the comparison with the first row:
-    difference, better_in and paired (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison in words.
+    difference, better_in and paired (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison
+    in words.
     """
 
     runs: Sequence[FinishedRun]
