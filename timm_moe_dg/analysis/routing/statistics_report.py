@@ -11,6 +11,7 @@ import torch
 from ...data import Domain
 from ...errors import ArgumentError
 from ...layers import GeoMoeMlp
+from ...protocols.run_identity import sha256
 from ...storage.atomic import json_text
 from ..run_view import RunView
 from .annotations import annotate
@@ -98,6 +99,7 @@ def draw_invariance(
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
     compared = {"block": block, "max_images": max_images, "angles": rotations}
+    compared["network_sha256"] = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
     baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
