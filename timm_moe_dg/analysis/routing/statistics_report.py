@@ -98,8 +98,8 @@ def draw_invariance(
     pairs = routing_invariance(experts, pictures, rotations, permutations)
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    compared = {"block": block, "max_images": max_images, "angles": rotations}
-    compared["network_sha256"] = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
+    network = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
+    compared = {"block": block, "max_images": max_images, "angles": rotations, "network_sha256": network}
     baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
