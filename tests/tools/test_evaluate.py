@@ -149,6 +149,12 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     evaluate("--model", run[0], "--output", tmp_path)
     assert f"local-dir:{run[0]}/best: " in caplog.text
     assert " parameters from its saved weights, same classifier" in caplog.text
+    unfinished = f"{run[0]}: the run has not finished, and this is its best network so far"
+    assert unfinished in caplog.text
+    caplog.clear()
+    (run[0] / "done").touch()
+    evaluate("--model", run[0])
+    assert unfinished not in caplog.text
     metrics = metrics_in(tmp_path)
     domain, logits = rotated_digits()[1], run[1][1]
     accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()

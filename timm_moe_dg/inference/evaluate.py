@@ -53,7 +53,7 @@ from ..protocols.evaluation import collect_outputs
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..protocols.run_identity import method_of
 from ..storage.atomic import all_or_nothing
-from ..storage.run_folder import run_arguments
+from ..storage.run_folder import run_arguments, warn_of_unfinished
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
@@ -312,6 +312,8 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
     size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
     network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
+    if options.network is None:
+        warn_of_unfinished(options.model)
     check_bands(network, options.image_bands)
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))

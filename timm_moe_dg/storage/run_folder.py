@@ -173,6 +173,13 @@ def run_arguments(model: str) -> dict[str, Any]:
     return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
 
 
+def warn_of_unfinished(model: str) -> None:
+    """Logs that a `local-dir:` model is the best network so far of a run that has not finished."""
+    folder = Path(model.partition(":")[2]).parent
+    if run_arguments(model) and not (folder / DONE).exists():
+        _logger.warning(f"{folder}: the run has not finished, and this is its best network so far")
+
+
 def summary_row(record: Record) -> dict[str, float | bool]:
     """Returns the numbers of an evaluation by column of summary.csv."""
     row = {"step": record.step, "epoch": record.epoch, **dict(sorted(record.losses.items()))}
