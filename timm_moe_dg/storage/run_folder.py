@@ -175,8 +175,9 @@ def run_arguments(model: str) -> dict[str, Any]:
 
 def warn_of_unfinished(model: str) -> None:
     """Logs that a `local-dir:` model is the best network so far of a run that has not finished."""
-    folder = Path(model.partition(":")[2]).parent
-    if run_arguments(model) and not (folder / DONE).exists():
+    source, _, place = model.partition(":")
+    folder = Path(place).parent
+    if source == "local-dir" and (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
         _logger.warning(f"{folder}: the run has not finished, and this is its best network so far")
 
 
