@@ -286,9 +286,10 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     parts = make_splits([domains[index] for index in own], training, vars(options), positions=positions)
     splits = dict(zip(own, parts, strict=True))
     recorded = run_arguments(options.model).get("domain_digests") or () if options.group_column else ()
+    intact = sorted(domain.position for domain in known or () if domain.position is not None and not domain.changed)
     for index, domain in enumerate(known or ()):
-        # Which of its images were trained on cannot be told, also without a domain that may have had the same groups
-        if domain.trained and (domain.changed or len(own) < len(recorded)):
+        # Which of its images were trained on cannot be told, nor if another domain may have had the same groups
+        if domain.trained and (domain.changed or (recorded and intact != [*range(len(recorded))])):
             splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
     if new := [index for index in places if index not in splits]:
         groups = image_groups(domains, vars(options)) or []
