@@ -12,6 +12,7 @@ import torch
 
 LOCAL = "local-dir:"  # timm's source of models in a folder
 TEXT = "text:"  # classifiers made of text embeddings
+_YAML = {"true": True, "false": False, "null": None}  # as texts, all three would switch an option on
 MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 
@@ -21,10 +22,12 @@ def position_or_name(text: str) -> int | str:
 
 
 def key_value(text: str) -> tuple[str, object]:
-    """Reads KEY=VALUE. The value is a Python literal if it reads as one, and a string otherwise."""
+    """Reads KEY=VALUE. The value is a literal of Python or YAML if it reads as one, and a string otherwise."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE, such as num_experts=4")
+    if value in _YAML:
+        return key, _YAML[value]
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
