@@ -65,6 +65,23 @@ def test_the_recipe_has_the_numbers_of_the_configuration():
     }
 
 
+@pytest.mark.parametrize(
+    ("bands", "kind", "reading"),
+    [
+        (None, "RGB", "RGB without transparency"),
+        (("sentinel2:B08", "red", "green"), "sentinel2:B08, red, green", "these bands"),
+    ],
+)
+def test_the_recipe_names_three_bands_that_are_not_rgb(bands, kind, reading):
+    config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    config |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
+    model = Sum()
+    model.bands = bands
+    recipe = preprocessing(model, config, ("cat", "dog"))
+    assert recipe["inputs"]["images"] == f"float32 (batch, 3, 8, 8), {kind}"
+    assert recipe["read"].startswith(f"{reading}, in full depth")
+
+
 def test_a_format_that_cannot_take_the_model_is_named(tmp_path, plain_format):
     plain_format(Sum(), Mock(side_effect=RuntimeError("no such operator\nand a page of explanation")))
     with pytest.raises(ExportError, match=r"format='plain': cannot be made .*\(RuntimeError: no such operator\)$"):

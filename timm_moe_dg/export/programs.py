@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..data.band_names import RGB
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
@@ -198,8 +199,10 @@ def preprocessing(
 ) -> dict[str, object]:
     """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
-    is_rgb = channels == 3
-    inputs = {"images": f"float32 (batch, {channels}, {height}, {width})" + (", RGB" if is_rgb else "")}
+    bands = getattr(model, "bands", None) or channels
+    kind = ", RGB" if bands == RGB else "" if isinstance(bands, int) else f", {', '.join(bands)}"
+    inputs = {"images": f"float32 (batch, {channels}, {height}, {width}){kind}"}
+    reading = "RGB without transparency" if bands == RGB else "these bands" if kind else "all bands"
     encoder = metadata_encoder(model)
     if isinstance(encoder, LocationIdEmbedding):
         inputs["metadata"] = "int64 (batch,), location id; negative where unknown"
@@ -213,7 +216,7 @@ def preprocessing(
         "interpolation": config["interpolation"],
         "crop_mode": config["crop_mode"],
         "crop_pct": config["crop_pct"],
-        "read": f"{'RGB without transparency' if is_rgb else 'all bands'}, in full depth, turned by EXIF",
+        "read": f"{reading}, in full depth, turned by EXIF",
         "scale": "integers from 0..maximum of their type, such as 255 or 65535, to 0..1, then (x - mean) / std",
         "mean": list(config["mean"]),
         "std": list(config["std"]),
