@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from importlib import util
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,6 +67,15 @@ def test_trackers_of_a_resumed_run_replace_the_entries_from_its_first_step_on(tm
     track(tmp_path, {8: 0.75}, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
     assert logged(tmp_path) == [(0, 0.0), (4, 0.25), (8, 0.75)]
+
+
+def test_runs_of_one_name_in_two_folders_are_two_to_weights_and_biases(tmp_path):
+    accelerator = Mock(trackers=[])
+    for folder in ("first/run", "second/run", "first/run"):
+        start_trackers(accelerator, tmp_path / folder, ARGS, 0)
+    tables = [call.kwargs["init_kwargs"]["wandb"] for call in accelerator.init_trackers.call_args_list]
+    assert [table["name"] for table in tables] == ["run"] * 3
+    assert tables[0]["id"] == tables[2]["id"] != tables[1]["id"]
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -123,9 +123,8 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     columns = column_statistics(plan)
     # DomainBed's name for the dropout of any network
     dropout = plan.hparams.get("resnet_dropout")
-    names = (
-        () if options.head else saved_classes(options.model if options.pretrained else "", options.initial_checkpoint)
-    )
+    source = options.model if options.pretrained else ""
+    names = () if options.head else saved_classes(source, options.initial_checkpoint)
     network = build_network(
         options.model,
         None if options.head or names else options.num_classes,

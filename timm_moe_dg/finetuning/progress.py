@@ -21,6 +21,7 @@ from tqdm.notebook import tqdm as notebook_bar
 
 from ..cli.ending import duration
 from ..cli.escape import one_line
+from ..data.fingerprint import digest
 from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.headline import summary, worst_groups
 from ..protocols.options import Arguments, RunOptions
@@ -186,9 +187,10 @@ def start_trackers(accelerator: Accelerator, folder: Path, args: Arguments, firs
     Entries of an earlier process from `first_step` on are replaced.
     """
     accelerator.project_configuration.logging_dir = str(folder / "tensorboard")
+    run_id = digest(bytes(folder.resolve()))  # runs of two sweeps share their names
     options = {
         "tensorboard": {"purge_step": first_step},
-        "wandb": {"name": folder.name, "id": folder.name, "resume": "allow", "dir": str(folder), "config": dict(args)},
+        "wandb": {"name": folder.name, "id": run_id, "resume": "allow", "dir": str(folder), "config": dict(args)},
     }
     silence_writer()
     accelerator.init_trackers("timm_moe_dg", init_kwargs=options)
