@@ -24,11 +24,13 @@ from timm_moe_dg.cli.escape import code, one_line
 from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.finetuning.calibration import save_calibration
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
 from timm_moe_dg.hub.origin import Origin, hub_link, published_source
 from timm_moe_dg.hub.push import push_folder, push_space
 from timm_moe_dg.hub.space import write_space
+from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced
 
@@ -96,6 +98,8 @@ def fill(folder: Path, args: argparse.Namespace) -> Origin:
     name, weights = args.upcycled or args.model, args.initial_checkpoint
     network = load_trained(name, pretrained=bool(args.upcycled), initial_checkpoint=weights, **options)
     fill_from_network(folder, network)
+    if calibration := find_calibration(name, network):
+        save_calibration(calibration, folder)
     base_model = None if weights else published_source(name, options["model_kwargs"])
     start = (
         f"the file {code(Path(weights).name)}" if weights else hub_link(base_model) if base_model else "a local model"

@@ -16,6 +16,9 @@ from tests.hub_cache import fill_cache
 from tests.layers.encoders.satclip_checkpoint import released
 from tests.load_tool import load_tool
 from tests.models.cases import SMALL
+from timm_moe_dg.finetuning.calibration import save_calibration
+from timm_moe_dg.networks.calibration import Calibration, Scores, find_calibration, identify
+from timm_moe_dg.networks.trained import load_trained
 
 REPOSITORY = "someone/network"
 SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]
@@ -108,6 +111,17 @@ def test_weights_of_a_file_keep_their_classifier(tool, tmp_path):
     card = (folder / "README.md").read_text()
     assert "license: cc-by-nc-4.0" in card
     assert "| Starting point | the file `weights.safetensors` |" in card
+
+
+def test_a_model_by_name_keeps_its_calibration_unless_its_logits_change(tool, tmp_path, caplog):
+    source = f"local-dir:{write_run(tmp_path / 'run') / 'best'}"
+    scores = [Scores(torch.ones(1), torch.ones(1)) for _ in range(2)]
+    calibration = Calibration(2.0, identify(load_trained(source)), "", list(CLASSES), *scores, [])
+    save_calibration(calibration, tmp_path / "run" / "best")
+    folder = dry_run(tool, tmp_path, "--model", tmp_path / "run")
+    assert find_calibration(f"local-dir:{folder}", load_trained(f"local-dir:{folder}")).temperature == 2.0
+    assert not (dry_run(tool, tmp_path, "--model", source, "--img-size", "64") / "calibration.safetensors").exists()
+    assert "its calibration is of other weights or settings, and is left out" in caplog.text
 
 
 def shortened_names(run):
