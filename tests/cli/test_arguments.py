@@ -96,6 +96,7 @@ def test_parsed_values_can_be_written_and_parsed_again(parser, tmp_path):
         ("bath_size: 8", r"config='.*run.yaml': 'bath_size' is not an option of tool.py"),
         ("- 1\n- 2", "holds no table of options"),
         ("a: [1", "cannot be read as YAML"),
+        ("config: base.yaml", r"config='.*run.yaml': names a file itself, 'base.yaml'; write its options here"),
     ],
 )
 def test_bad_files(parser, tmp_path, content, complaint):
@@ -163,7 +164,17 @@ def test_choices_are_enforced(capsys):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a=4", 4), ("a=(8,10)", (8, 10)), ("a=None", None), ("a=cosine", "cosine"), ("a='4'", "4"), ("a=b=c", "b=c")],
+    [
+        *[
+            ("a=4", 4),
+            ("a=(8,10)", (8, 10)),
+            ("a=None", None),
+            ("a=cosine", "cosine"),
+            ("a='4'", "4"),
+            ("a=b=c", "b=c"),
+        ],
+        *[("a=false", False), ("a=true", True), ("a=null", None), ("a='false'", "false")],
+    ],
 )
 def test_key_value(text, expected):
     assert key_value(text) == ("a", expected)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from PIL import Image
 
 from timm_moe_dg.cli.arguments import option_words
@@ -42,6 +43,31 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
     assert rows[3][:4] == ["owl", "0", "0", "3"]
     assert "no training image is of the classes 'owl'" in caplog.text
     assert "training  validation" not in describe(plan_of(tmp_path, *words))
+
+
+def test_weights_that_were_trained_on_what_this_run_tests_or_validates_with_are_warned_of(tmp_path, caplog):
+    words = ["--dataset", "rotated_digits", "--model", "test_vit", "--test-domains"]
+    first, weights = plan_of(tmp_path, *words, "rot_75"), tmp_path / "first" / "best" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    (tmp_path / "first" / "args.yaml").write_text(yaml.safe_dump(first.folder.args))
+    for held_out, further, said in [
+        ("rot_75", [], []),
+        ("rot_0", [], ["trained on rot_0, which this run holds out"]),
+        ("rot_75", ["--trial-seed", "1"], ["rot_0, rot_15, rot_30 and 2 more that validate here (trial_seed differs)"]),
+    ]:
+        caplog.clear()
+        plan_of(tmp_path, *words, held_out, "--initial-checkpoint", str(weights), *further)
+        assert len(caplog.messages) == len(said)
+        assert all(text in caplog.text for text in said)
+    (tmp_path / "first" / "args.yaml").write_text("format: 99")  # of something else
+    plan_of(tmp_path, *words, "rot_75", "--initial-checkpoint", str(weights))
+
+
+def test_the_launchers_precision_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    plan = plan_of(tmp_path, "--dataset", "rotated_digits", "--model", "test_vit")
+    assert plan.folder.args["mixed_precision"] == plan.record_args["mixed_precision"] == "bf16"
 
 
 def test_long_tables_are_cut_and_few_images_need_few_steps(tmp_path):

@@ -18,6 +18,7 @@ from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable, run_to_resume
 from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.protocols.options import run_parser
+from timm_moe_dg.protocols.run_identity import stamp
 from timm_moe_dg.storage.ownership import lock_file, owned
 from timm_moe_dg.sweeping.jobs import Job
 
@@ -49,7 +50,7 @@ def test_an_average_of_runs_is_not_resumed(tmp_path):
 def test_test_domains_of_a_finished_run_are_compared_by_position(tmp_path):
     run = begun(tmp_path, "finished", 10, done=True)
     digests = [{"name": name} for name in ("art", "photo")]
-    (run / "args.yaml").write_text(yaml.safe_dump({"test_domains": [0], "domain_digests": digests}))
+    (run / "args.yaml").write_text(yaml.safe_dump({"test_domains": [0], "domain_digests": digests, **stamp()}))
 
     def line(name):
         return nothing_to_do(parse_resumable(run_parser(), ["--resume", str(run), "--test-domains", name]))

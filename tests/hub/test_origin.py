@@ -32,6 +32,11 @@ def test_the_command_of_a_run_without_test_domains_says_so():
     assert training_command(args).endswith(" --test-domains none")
 
 
+def test_the_command_has_the_launchers_precision():
+    args = {"dataset": "rotated_digits", "mixed_precision": "bf16"}
+    assert training_command(args) == "accelerate launch --mixed_precision bf16 -m timm_moe_dg finetune"
+
+
 def test_only_absolute_paths_are_shortened():
     args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
     assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}

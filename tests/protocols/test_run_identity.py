@@ -25,6 +25,7 @@ from timm_moe_dg.protocols.run_identity import (
     settings,
     sha256,
     stamp,
+    undeclared_settings,
     weights_files,
 )
 
@@ -49,6 +50,23 @@ def test_a_repeated_run_leaves_out_filled_in_values_and_options_of_one_start(tmp
     table = {"lr": 0.1, "steps": 9, "resume": "auto", "config": "a.yaml", "filled_in": ["lr"], **stamp()}
     table |= {"data": "ab12", "weights_sha256": None, "domain_digests": [{"name": "a"}]}
     assert read_repeatable(str(write(tmp_path / "args.yaml", **table)), "config") == {"steps": 9}
+
+
+def test_a_file_that_a_user_wrote_keeps_options_of_one_start(tmp_path):
+    table = {"steps": 9, "dry_run": True, "resume": "auto", "check_images": False}
+    assert read_repeatable(str(write(tmp_path / "run.yaml", **table)), "config") == table
+
+
+@pytest.mark.parametrize(
+    ("variable", "amp_dtype", "entry"),
+    [(None, None, {}), ("no", None, {}), ("bf16", None, {"mixed_precision": "bf16"}), ("bf16", "float16", {})],
+)
+def test_the_launchers_precision_is_a_setting_unless_an_option_replaces_it(variable, amp_dtype, entry, monkeypatch):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    if variable:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", variable)
+    assert undeclared_settings({"amp_dtype": amp_dtype}) == {"weights_sha256": None, **entry}
+    assert settings({"amp_dtype": amp_dtype, **entry}) == {"amp_dtype": amp_dtype, **entry}
 
 
 @pytest.mark.parametrize("number", [1, FORMAT + 1, "2", None, [1]])

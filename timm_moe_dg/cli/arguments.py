@@ -71,7 +71,11 @@ def parse_arguments(
     files = {"resume": saved, "config": finder.parse_known_args(argv)[0].config}
     tables = {name: read(str(path), name) for name, path in files.items() if path is not None}
     for name, table in tables.items():
-        for key in table:
+        for key, value in table.items():
+            if key == "config" and value is not None:
+                raise ArgumentError.of(
+                    name, str(files[name]), f"names a file itself, {value!r}; write its options here"
+                )
             if (word := _option_name(key)) not in parser._option_string_actions:
                 remedy = _other_kind(parser, str(key)) or parser.suggestion(word)
                 raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")

@@ -37,9 +37,9 @@ from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
-from ..protocols.run_identity import sha256, stamp, weights_files
+from ..protocols.run_identity import stamp, undeclared_settings
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
-from ..storage.run_folder import RunFolder
+from ..storage.run_folder import RunFolder, warn_of_seen_images
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers
 
@@ -136,9 +136,9 @@ def make_plan(options: RunOptions) -> RunPlan:
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
-    weights = weights_files(vars(filled))
-    args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
+    args = {**vars(filled), **stamp(), **undeclared_settings(vars(filled)), "data": short(digests)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
+    warn_of_seen_images(args, domains, digests)
     kind = "photograph" if filled.split_by_photograph else "group" if filled.group_column else "random"
     kinds = ["official" if domain.split else kind for domain in domains]
     facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]

@@ -76,7 +76,8 @@ def training_command(args: Arguments, width: int = 100) -> str:
     options = without_local_paths(changed_options(args))
     # The folder belongs to another machine, and its name says nothing to a reader.
     options |= {"data_dir": "DATA"} if "data_dir" in options else {}
-    lines = ["accelerate launch -m timm_moe_dg finetune"]
+    precision = f" --mixed_precision {args['mixed_precision']}" if args.get("mixed_precision") else ""
+    lines = [f"accelerate launch{precision} -m timm_moe_dg finetune"]
     for words in filter(None, (shlex.join(map(one_line, option_words(*entry))) for entry in options.items())):
         if len(lines[-1]) + len(words) < width:
             lines[-1] += f" {words}"

@@ -51,7 +51,7 @@ class Role(Flag):
     DATA = auto()  # determines which images there are and how they are split
     NO_EFFECT = auto()  # on results: where files are, what is logged, how the numbers are computed
     ONCE = auto()  # of one start of a run, so that repeating its args.yaml leaves it out
-    MEASURED = auto()  # no option but a digest of files, which is a setting
+    MEASURED = auto()  # no option but a digest of files or the launcher's choice, which is a setting
 
 
 IDENTITY, DATA, NO_EFFECT, ONCE, MEASURED = Role
@@ -306,7 +306,7 @@ DEFAULTS: Arguments = vars(RunOptions())
 _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
     **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),  # `data` is their digest
-    **dict.fromkeys(("data", "weights_sha256"), MEASURED),
+    **dict.fromkeys(("data", "weights_sha256", "mixed_precision"), MEASURED),
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
 }

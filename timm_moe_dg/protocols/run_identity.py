@@ -74,6 +74,8 @@ def _read_table(path: str, argument: str) -> Arguments:
 def read_repeatable(path: str, argument: str) -> Arguments:
     """Reads option values from a configuration file, or from a run's args.yaml those that its user gave."""
     table = _read_table(path, argument)
+    if "format" not in table:  # written by hand, so that all entries are meant
+        return table
     filled_in = table.get("filled_in")
     # Values that were filled in are left out, because another seed or data set fills in others
     left_out = [*options_with(ONCE | MEASURED), *(filled_in if isinstance(filled_in, list) else ())]
@@ -248,6 +250,14 @@ def weights_files(args: Arguments) -> list[Path]:
     encoder = str(kwargs.get("metadata_encoder") or "")
     encoders = [Path(encoder.partition(":")[2])] if ":" in encoder else []  # satclip:FILE
     return [file for file in files if file.is_file()][:1] + [file for file in texts + encoders if file.is_file()]
+
+
+def undeclared_settings(args: Arguments) -> dict[str, str | None]:
+    """Returns a run's settings that are no options: the digest of `weights_files`, and the launcher's precision."""
+    weights = weights_files(args)
+    found = {"weights_sha256": sha256(*weights) if weights else None}
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    return found if args["amp_dtype"] or precision in ("", "no") else {**found, "mixed_precision": precision}
 
 
 def sha256(*files: Path) -> str:

@@ -20,9 +20,14 @@ from typing import Any, cast
 
 import yaml
 
-from ..errors import ArgumentError, RecordError, StorageError, check_regular_file
+from ..cli.values import LOCAL
+from ..data import Domain
+from ..data.class_names import listed
+from ..data.fingerprint import Fingerprint
+from ..errors import ArgumentError, MoeDgError, RecordError, StorageError, check_regular_file
+from ..protocols.domain_roles import recognize
 from ..protocols.headline import headline_accuracy
-from ..protocols.options import Arguments
+from ..protocols.options import DEFAULTS, SPLITTING, Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged, read_arguments
 from ..protocols.selection import OOD_RULES, SELECTION_RULES, training_domain_validation, validation_accuracy
@@ -71,8 +76,9 @@ class RunFolder:
         if not kept_records:
             remedy = "start another run with --experiment"
             raise RecordError(f"{self.path / RESULTS}: holds no evaluation up to step {step}; {remedy}")
-        # A run that is extended has more steps than when its first records were written
-        self.records = [replace(record, args={**record.args, "steps": self.args["steps"]}) for record in kept_records]
+        # A run that is extended has another length than when its first records were written
+        length = {name: self.args[name] for name in ("steps", "epochs", "filled_in") if name in self.args}
+        self.records = [replace(record, args={**record.args, **length}) for record in kept_records]
 
     def cut_back(self) -> None:
         """Removes everything after the checkpoint from the files, and half-written folders."""
@@ -179,6 +185,22 @@ def warn_of_unfinished(model: str) -> None:
     folder = Path(place).parent
     if source == "local-dir" and (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
         _logger.warning(f"{folder}: the run has not finished, and this is its best network so far")
+
+
+def warn_of_seen_images(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
+    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
+    start, file = {}, args["initial_checkpoint"]
+    with suppress(MoeDgError):  # args.yaml of something else
+        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else args["model"])
+    if not (file or args["pretrained"]) or not (known := recognize(start, domains, digests)):
+        return
+    trained = [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
+    if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
+        _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")
+    different = [name for name in SPLITTING if args[name] != start.get(name, DEFAULTS[name])]
+    if different and (validating := [domains[index].name for index in trained if index not in args["test_domains"]]):
+        remark = f"images of {listed(validating)} that validate here ({', '.join(different)} differs)"
+        _logger.warning(f"the weights to start from were trained on {remark}")
 
 
 def summary_row(record: Record) -> dict[str, float | bool]:
