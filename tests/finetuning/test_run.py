@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
@@ -184,6 +185,18 @@ def test_a_step_is_given_the_domains_that_the_sampler_drew():
     drawn = [run.context(step).domains for step in range(9)]
     assert drawn == [sampler.domain_indices(step) for step in range(9)]
     assert len(set(map(tuple, drawn))) > 1
+
+
+def test_an_average_is_measured_with_the_batch_statistics_that_are_saved(monkeypatch):
+    """Those of the main process: in one of two processes they are other ones."""
+    average, trained = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
+    monkeypatch.setattr("timm_moe_dg.finetuning.run.broadcast", lambda buffer: torch.full_like(buffer, 7))
+    monkeypatch.setattr("timm_moe_dg.finetuning.run.score", lambda model, *_: model.running_mean.tolist())
+    tuning = SimpleNamespace(model=SimpleNamespace(training=SimpleNamespace(model=trained)), evaluation=[])
+    tuning.plan = SimpleNamespace(domains=[])
+    tuning.accelerator = SimpleNamespace(autocast=nullcontext, gather_for_metrics=None)
+    means = [FineTuning._measure(tuning, model, Interruption()) for model in (average, trained)]
+    assert means == [[7, 7], [0, 0]]
 
 
 def test_epochs_are_passes_over_the_smallest_training_domain_wherever_they_are_named(finetune, tmp_path):

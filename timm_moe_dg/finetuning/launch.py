@@ -52,8 +52,7 @@ def join_processes(options: RunOptions) -> Accelerator:
     check_precision(accelerator.mixed_precision, accelerator.device.type)
     check_distribution(accelerator.distributed_type, accelerator.gradient_accumulation_steps)
     if is_sharded():
-        launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-        check_sharding(options, **launched)
+        check_sharding(options, num_processes=accelerator.num_processes, mixed_precision=accelerator.mixed_precision)
     if accelerator.device.type == "cpu" and (options.cpu_threads or not threads_given(os.environ)):
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(options.cpu_threads or max(1, share))

@@ -39,7 +39,6 @@ from ..layers import layer_parameters
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
-
 # Each number is updated by itself, so stacks of experts can stay whole. Cautious variants scale by a mean over tensors.
 _ELEMENTWISE = (
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW),

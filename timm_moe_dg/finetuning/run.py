@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, send_to_device
+from accelerate.utils import broadcast, broadcast_object_list, gather_object, send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -196,6 +196,9 @@ class FineTuning:
 
     def _measure(self, model: nn.Module, stop: Interruption) -> dict[str, Any]:
         """Scores a model on every domain. All processes take part."""
+        if model is not self.model.training.model:  # an average, with the batch statistics of its own process
+            for buffer in model.buffers():
+                buffer.copy_(broadcast(buffer.contiguous()))
         with self.accelerator.autocast():
             batches = stop.until_stopped(self.evaluation)
             return score(model, batches, self.plan.domains, self.accelerator.gather_for_metrics)
