@@ -222,3 +222,10 @@ def test_averages_over_steps_and_arguments_of_the_model_are_other_methods():
     assert len({method_of(args | other) for other in ({}, *others)}) == 5
     kwargs = [{"moe_layers": (1, 2), "depth": 3}, {"depth": 3.0, "moe_layers": [1, 2]}]  # as given, and as recorded
     assert len({method_of({**args, "model_kwargs": value}) for value in kwargs}) == 1
+
+
+def test_the_method_of_a_calibration_names_no_folder_of_this_machine():
+    args = {"algorithm": "ERM", "model": "local-dir:/home/me/best", "averaging": None, "weights_sha256": "ab12"}
+    assert method_of(args) == "ERM, local-dir:ab12"
+    backbone = {"model": "gmoe", "model_kwargs": {"backbone": "local-dir:/home/me/best", "depth": 2}}
+    assert method_of(args | backbone) == 'ERM, gmoe, {"backbone": "local-dir:ab12", "depth": 2.0}'

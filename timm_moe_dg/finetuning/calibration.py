@@ -29,7 +29,7 @@ def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLo
     options = plan.options
     tested = [index for index in range(len(plan.domains)) if index not in plan.training]
     data = (plan.domains, plan.splits, plan.training, unseen_domains(plan.domains, tested))
-    settings: dict[str, Any] = {"method": method_of(vars(options)), "metadata_columns": options.metadata_columns}
+    settings: dict[str, Any] = {"method": method_of(plan.folder.args), "metadata_columns": options.metadata_columns}
     settings |= {"batch_size": options.validation_batch_size, "workers": options.workers}
     level = logging.root.manager.disable
     try:

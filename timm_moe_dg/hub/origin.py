@@ -2,9 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import timm
@@ -88,10 +89,14 @@ def training_command(args: Arguments, width: int = 100) -> str:
 
 def without_local_paths(args: Arguments) -> dict[str, object]:
     """Shortens absolute paths among a run's options to their last part."""
-    return {name: _shortened(value) if isinstance(value, str) else value for name, value in args.items()}
+    return {name: _shortened(value) for name, value in args.items()}
 
 
-def _shortened(value: str) -> str:
+def _shortened(value: Any) -> Any:
+    if isinstance(value, Mapping):  # such as model_kwargs with a backbone
+        return {name: _shortened(item) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
     # Also of sources with a scheme, such as "local-dir:/home/...".
     scheme, separator, path = value.rpartition(":")
     return f"{scheme}{separator}{Path(path).name}" if os.path.isabs(path) else value

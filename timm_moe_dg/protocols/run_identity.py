@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -195,9 +196,13 @@ def _canonical(value: object) -> object:
 
 
 def method_of(args: Arguments) -> str:
-    """Describes the architecture and the training method of a run, for `Calibration.method`."""
+    """Describes the architecture and the training method of a run, for `Calibration.method`, which may be published.
+
+    Local folders have the digest of their weights in place of their path.
+    """
     texts = [str(args[name]) for name in ("algorithm", "averaging", "model", "average_method") if args.get(name)]
-    return ", ".join([*texts, *([canonical_json(args["model_kwargs"])] if args.get("model_kwargs") else [])])
+    text = ", ".join([*texts, *([canonical_json(args["model_kwargs"])] if args.get("model_kwargs") else [])])
+    return re.sub(rf'{LOCAL}[^",]*', LOCAL + str(args.get("weights_sha256")), text)
 
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
