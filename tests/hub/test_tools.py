@@ -1,12 +1,14 @@
 """Tools take a published network by its name on the Hub."""
 
 import pytest
+import timm
 from PIL import Image
 
 from tests.hub_server import Repository
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data.readers.digits import CLASSES
+from timm_moe_dg.networks.calibration import load_calibration
 
 QUICK = ["--workers", "0", "--batch-size", "500"]
 SOURCE = "hf-hub:someone/network"
@@ -44,6 +46,15 @@ def test_a_published_network_has_its_calibration(best, hub, tmp_path, capsys):
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1]
     assert ",unlike," in tables[0]
+
+
+def test_a_cache_that_timm_filled_has_no_calibration_which_is_said(best, monkeypatch, caplog):
+    timm.create_model(SOURCE, pretrained=True)
+    assert load_calibration(SOURCE) is None  # the Hub answers that there is none
+    assert "without the Hub" not in caplog.text
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert load_calibration(SOURCE) is None
+    assert f"{SOURCE}: without the Hub, and calibration.safetensors is not in its cache" in caplog.text
 
 
 def test_a_network_that_is_not_there_is_named(best):

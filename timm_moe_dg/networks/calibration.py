@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from timm.models import parse_model_name
 from torch import Tensor
@@ -109,6 +109,10 @@ def load_calibration(model: str) -> Calibration | None:
     try:
         with hub_or_cache():
             return read_calibration(Path(download_from_hf(location, CALIBRATION)))
+    except LocalEntryNotFoundError:  # a subclass of the next, for a cache that timm's own loading may have filled
+        remark = f"without the Hub, and {CALIBRATION} is not in its cache"
+        _logger.warning(f"{model}: {remark}; if the model is calibrated, its probabilities are others")
+        return None
     except EntryNotFoundError:
         return None
 
