@@ -69,6 +69,16 @@ def test_only_what_changed_is_sent(hub, folder, tmp_path):
     assert len(sent(hub, STORAGE)) == 1
 
 
+def test_files_that_an_earlier_upload_left_are_named(hub, folder, tmp_path, caplog):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "report.html").write_text("of the network before")
+    push_folder(tmp_path, REPOSITORY)
+    assert not caplog.messages
+    push_folder(folder, REPOSITORY)
+    assert f"{REPOSITORY} keeps report.html, perhaps of another network" in caplog.text
+
+
 def test_a_connection_that_breaks_once_is_tried_again(hub, folder):
     broken = iter([True])
     hub.drop = lambda request: request.startswith(STORAGE) and next(broken, False)

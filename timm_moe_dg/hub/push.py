@@ -1,5 +1,6 @@
 """Uploads a folder to a Hub repository in one commit."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from huggingface_hub.errors import (
 from ..errors import ArgumentError, HubError, MoeDgError
 from ..networks.build import CONFIG, read_config
 
+_logger = logging.getLogger(__name__)
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
 
 
@@ -61,6 +63,10 @@ def push_folder(
     with _explained(repo_id, unfinished):
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
+        ours = {".gitattributes", *(operation.path_in_repo for operation in operations)}
+        theirs = {file.rfilename for file in api.model_info(repo_id, revision=revision).siblings or ()}
+        if stale := sorted(theirs - ours):
+            _logger.warning(f"{repo_id} keeps {', '.join(stale)}, perhaps of another network; delete old files there")
         # Not `upload_folder`, which makes several commits of large folders
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
