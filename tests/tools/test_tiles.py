@@ -80,6 +80,33 @@ def test_tiles_have_the_scene_s_values_the_label_that_covers_them_and_their_plac
     np.testing.assert_allclose(domains[0].pixels(0), read_pixels(path, 5)[[2, 0]])
 
 
+def test_labels_of_a_raster_may_be_below_zero(scene, tmp_path):
+    codes = np.full((1, 96, 128), -1, np.int16)
+    codes[:, :, 64:] = [[[0] * 32 + [2] * 32]]
+    labels = write_scene(tmp_path / "labels.tif", codes)
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert [row["label"] for row in rows] == ["-1", "-1", "-1", "-1", "0", "0", "2", "2"] * 6
+
+
+def test_polygons_in_collections_count_and_lines_and_overlaps_are_named(scene, tmp_path, caplog):
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 64, 96)), ("b", (64, 0, 128, 96))])
+    table = json.loads(labels.read_text())
+    line = {"type": "LineString", "coordinates": [[3.0, 50.5], [3.1, 50.5]]}
+    features = [{"type": "Feature", "geometry": line, "properties": {"label": "road"}}, *table["features"]]
+    features[1]["geometry"] = {"type": "GeometryCollection", "geometries": [line, features[1]["geometry"]]}
+    labels.write_text(json.dumps({**table, "features": features}))
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert [row["label"] for row in rows] == ["a"] * 4 + ["b"] * 4 + (["a"] * 4 + ["b"] * 4) * 5
+    assert [record.getMessage().partition("': ")[2] for record in caplog.records] == [
+        "1 labeled features are no polygons, and are left out"
+    ]
+    caplog.clear()
+    write_labels(labels, [("a", (0, 0, 64, 96)), ("b", (48, 0, 128, 96))])
+    rows = tiles(scene, labels, tmp_path / "more")
+    assert [row["label"] for row in rows] == (["a"] * 3 + ["b"] * 5) * 6
+    assert f"{16 * 96} pixels lie in polygons of several labels, of which the last in the file" in caplog.text
+
+
 def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     values = halves()
     values[:, :24] = 0  # the first row of tiles, and half of the second
