@@ -88,6 +88,20 @@ def test_labels_of_a_raster_may_be_below_zero(scene, tmp_path):
     assert [row["label"] for row in rows] == ["-1", "-1", "-1", "-1", "0", "0", "2", "2"] * 6
 
 
+def test_edges_are_straight_in_the_polygons_own_system(scene, tmp_path):
+    with rasterio.open(scene) as raster:  # whose system bends a parallel of 24 degrees by 70 km
+        (_,), (border,) = warp.transform(raster.crs, "EPSG:4326", *([value] for value in raster.xy(47, 64)))
+    west, east = -10.0, 14.0
+    features = []
+    for name, south, north in (("north", border, 60.0), ("south", 40.0, border)):
+        ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        features.append({"type": "Feature", "geometry": shape, "properties": {"label": name}})
+    (tmp_path / "labels.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    rows = tiles(scene, tmp_path / "labels.geojson", tmp_path / "data")
+    assert [row["label"] for row in rows] == ["north"] * 24 + ["south"] * 24
+
+
 def test_polygons_in_collections_count_and_lines_and_overlaps_are_named(scene, tmp_path, caplog):
     labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 64, 96)), ("b", (64, 0, 128, 96))])
     table = json.loads(labels.read_text())

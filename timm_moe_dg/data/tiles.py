@@ -18,6 +18,7 @@ Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
 HEADER = ("path", "label", "lon", "lat", "split", "group")
 Row: TypeAlias = tuple[str, ...]  # fields of `HEADER`
+EDGE = {True: 0.03, False: 3_000.0}  # degrees or meters between points, whose chord is 0.1 m from a curved edge
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -171,8 +172,13 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         given = [(feature["geometry"], (feature.get("properties") or {}).get(options.column)) for feature in features]
         labeled = [(_polygons(shape), str(label)) for shape, label in given if label is not None]
         shapes = [(shape, label) for polygons, label in labeled for shape in polygons]
-        shapes = [(rasterio.warp.transform_geom(crs, raster.crs, shape), label) for shape, label in shapes]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, rasterio.errors.RasterioError) as error:
+        if crs != raster.crs:
+            step = EDGE[crs.is_geographic]
+            shapes = [
+                (rasterio.warp.transform_geom(crs, raster.crs, _with_points(shape, step)), label)
+                for shape, label in shapes
+            ]
+    except Exception as error:  # of many classes; those of GDAL are private
         raise DataError(f"labels={path!r}: cannot be read as GeoJSON ({error}); convert them by GDAL") from error
     if not shapes:
         names = ", ".join(sorted({name for feature in features for name in feature.get("properties") or {}})) or "none"
@@ -187,6 +193,22 @@ def _polygons(shape: Any) -> list[Any]:
     if shape["type"] == "GeometryCollection":
         return [polygon for part in shape["geometries"] for polygon in _polygons(part)]
     return [shape] if shape["type"] in ("Polygon", "MultiPolygon") else []
+
+
+def _with_points(shape: Any, step: float) -> Any:
+    """Puts points on the edges of polygons: an edge is straight in their own system, and may be curved in another."""
+    parts = shape["coordinates"] if shape["type"] == "MultiPolygon" else [shape["coordinates"]]
+    return {"type": "MultiPolygon", "coordinates": [[_ring(ring, step) for ring in rings] for rings in parts]}
+
+
+def _ring(ring: Sequence[Sequence[float]], step: float) -> list[list[float]]:
+    corners = np.array([corner[:2] for corner in ring], float)
+    edges = np.diff(corners, axis=0)
+    counts = np.ceil(np.abs(edges).max(axis=1) / step).clip(1).astype(int)
+    edge = np.repeat(np.arange(len(edges)), counts)
+    place = np.arange(len(edge)) - (np.cumsum(counts) - counts)[edge]  # of a point on its edge
+    points = corners[edge] + edges[edge] * (place / counts[edge])[:, None]
+    return [*points.tolist(), corners[-1].tolist()]
 
 
 def _most_frequent(codes: np.ndarray, cover: float) -> int | None:
