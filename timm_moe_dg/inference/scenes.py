@@ -123,7 +123,7 @@ class WindowRow(NamedTuple):
 def predict_scene(options: SceneOptions) -> list[str]:
     """Writes the map of a scene, its colors and names beside it (.aux.xml), and a preview (.png); returns the files.
 
-    The map has the scene's grid, reference system and transform. Its bands are the class, the probability and, if
+    The map has the scene's grid and georeference. Its bands are the class, the probability and, if
     wanted, the expert. Pixels without data have none. Memory depends on the width of the scene alone.
     """
     path = _check_output(options)
@@ -224,7 +224,9 @@ class _Scene:
         names = ("class", "probability", f"expert, {self.codes.shared}: shared alone")[
             : 3 if self.options.experts else 2
         ]
-        profile = {"count": len(names), "height": raster.height, "width": raster.width, "crs": raster.crs}
+        points, system = raster.gcps  # ground control points, in place of a transform
+        place = {"gcps": points, "crs": system} if points else {"transform": raster.transform, "crs": raster.crs}
+        profile = {"count": len(names), "height": raster.height, "width": raster.width, "rpcs": raster.rpcs, **place}
         profile |= {
             "dtype": self.codes.dtype,
             "nodata": self.codes.nodata,
@@ -233,7 +235,7 @@ class _Scene:
         }
         profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "photometric": "minisblack"}
         todo, progress = list(self.tops.tolist()), tqdm(total=len(self.tops), unit="row", disable=None)
-        with rasterio.open(path, "w", driver="GTiff", transform=raster.transform, **profile) as file, progress:
+        with rasterio.open(path, "w", driver="GTiff", **profile) as file, progress:
             if len(names) == 2:  # GDAL has no color table beside a third band
                 file.write_colormap(1, _colors(self.classes))
             file.descriptions, file.scales = names, [1, 1 / self.codes.steps, 1][: len(names)]
