@@ -133,6 +133,20 @@ def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
 
 
+def test_transparent_tiles_are_without_data_and_dark_infrared_is_not(tmp_path, capsys):
+    values = (halves()[:4] // 256).astype(np.uint8)
+    values[3] = 255
+    values[:, :, :40] = 0
+    values[:3, 48:, :40] = [[[3]], [[4]], [[5]]]  # water
+    scene = write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes")
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 96))])
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert {row["path"][6:-4] for row in rows if row["path"][11:15] < "0002"} == {
+        f"000{row}_000{column}" for row in (3, 4, 5) for column in (0, 1)
+    }
+    assert "a: 42 tiles\nwithout data: 6 tiles\n" in capsys.readouterr().out
+
+
 def test_a_palette_and_scales_stay_with_the_tiles(tmp_path):
     colors = {code: (30 * code, 255 - 30 * code, 7 * code, 255) for code in range(8)}
     scene = write_scene(tmp_path / "scene.tif", (halves()[:1] % 8).astype(np.uint8), photometric="palette")

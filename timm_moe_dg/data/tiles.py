@@ -98,13 +98,23 @@ def _write_tiles(
             window = _window(column * size, row * size, size, size)
             values = raster.read(window=window)
             mask = mask_in(raster, window)
-            missing = missing_values(values, raster.nodata, mask)
+            missing = missing_values(values, raster.nodata, _transparent(raster, values) if mask is None else mask)
             if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
                 left_out["without data"] += 1
                 continue
             _write_tile(folder / _name((row, column)), raster, values, window, mask)
             tiles.append(((row, column), source.names[label], places[column]))
     return tiles, left_out
+
+
+def _transparent(raster: Any, values: np.ndarray) -> np.ndarray | None:
+    """Marks gray pixels of no opacity, as beside the footprint of a mosaic; None without a band of transparency.
+
+    Colored ones have data: GDAL also takes a fourth band such as infrared for transparency.
+    """
+    if raster.colorinterp[-1] != import_rasterio().enums.ColorInterp.alpha:
+        return None
+    return (values[-1] == 0) & (values[:-1] == values[0]).all(axis=0)
 
 
 def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: np.ndarray | None) -> None:
