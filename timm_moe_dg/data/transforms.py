@@ -114,9 +114,9 @@ class _FillMissing:
     mean: Sequence[float]
 
     def __call__(self, image: Pixels) -> Pixels:
-        if not isinstance(image, Tensor):
+        if not isinstance(image, Tensor) or not image.is_floating_point():
             return image
-        return torch.where(image.isnan(), torch.tensor(self.mean)[:, None, None], image)
+        return torch.where(image.isnan(), image.new_tensor(self.mean)[:, None, None], image)
 
 
 @dataclass(frozen=True)
