@@ -162,8 +162,10 @@ def test_a_map_has_the_scene_s_ground_control_points(gmoe, tmp_path):
 def test_transparent_pixels_have_no_class(gmoe, tmp_path):
     values = (patches(60, 70, 4) // 257).astype(np.uint8)
     values[3] = 255 * (np.random.default_rng(0).random((60, 70)) < 0.8)
+    values[3, :WINDOW, : WINDOW - 6] = 0  # three quarters of a window, whose other pixels have no class either
     predict(gmoe, write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes"), tmp_path / "map.tif")
     with rasterio.open(tmp_path / "map.tif") as file:
+        values[3, :WINDOW, :WINDOW] = 0
         np.testing.assert_array_equal(file.read(1) != file.nodata, values[3] > 0)
 
 

@@ -279,11 +279,15 @@ class _Scene:
         offset = int(lefts[0])
         part = import_rasterio().windows.Window(offset, top, int(lefts[-1]) + self.size - offset, self.size)
         values, mask = self.raster.read(self.indexes, window=part), mask_in(self.raster, part)
+        clear = self.raster.read(self.raster.count, window=part) == 0 if self.is_transparent else None
         for left in lefts - offset:
             columns = slice(left, left + self.size)
             window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
             missing = missing_values(window, self.raster.nodata, hidden)
-            if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
+            empty = [0.0 if clear is None else clear[:, columns].mean()]
+            if missing is not None:
+                empty += missing.mean(axis=(1, 2)).tolist()
+            if max(empty) > MOST_MISSING:
                 yield None
             else:
                 convert = rgb_pixels if self.bands == RGB else scaled
