@@ -92,7 +92,7 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
         network.compile()
-    # Placed again, as from cpu to cpu:0, weights would be copies, and an optimizer of parts of them would not change them.
+    # Not placed again: moved from cpu to cpu:0, weights are copied, and optimizers that hold parts would miss them.
     # In evaluation mode accelerate adds mixed precision, and no copy of the network in every process
     wrapped = accelerator.prepare_model(network, device_placement=False, evaluation_mode=sharding is not None)
     optimizer = accelerator.prepare(optimizer)
