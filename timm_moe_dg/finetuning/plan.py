@@ -38,7 +38,7 @@ from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import sha256, stamp, weights_files
-from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
+from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
 from ..storage.run_folder import RunFolder
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers
@@ -136,6 +136,7 @@ def make_plan(options: RunOptions) -> RunPlan:
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
+    warn_late(hparams, filled.steps)
     weights = weights_files(vars(filled))
     args = {**vars(filled), **stamp(), "data": short(digests), "weights_sha256": sha256(*weights) if weights else None}
     folder = open_folder(filled, {**args, "domain_digests": digests})
