@@ -53,6 +53,20 @@ def state(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_in_half_precision_the_state_moves_by_small_steps_too(kind):
+    whole, half = still(kind), still(kind).bfloat16()
+    assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
+    for model in (whole, half):
+        (router,) = (module for module in model.modules() if isinstance(module, Router))
+        state(model).fill_(0.75)
+        router.expert_counts = torch.arange(router.num_experts)
+        if router.threshold_sums is not None:
+            router.threshold_sums = torch.tensor([0.7] * router.num_experts + [1.0])
+        timm_moe_dg.after_step(model)
+    assert torch.equal(state(half), state(whole))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_accumulation_and_checkpointing_move_the_state_as_a_plain_step(kind):
     states = {}
     for way in ("plain", "accumulated", "checkpointed"):

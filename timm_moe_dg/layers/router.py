@@ -133,6 +133,15 @@ class Router(OwnParameters):
         self.threshold_sums = torch.zeros(num_experts + 1) if has_thresholds else None
         self.reset_state()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Leaves bias and thresholds in float32 in a network of half precision, which would round small steps away."""
+        state = {name: buffer for name in self.expert_state if (buffer := getattr(self, name)) is not None}
+        super()._apply(fn, recurse)
+        for name, before in state.items():
+            if (after := getattr(self, name)).dtype.itemsize < 4:
+                setattr(self, name, before.to(after.device))
+        return self
+
     def reset_state(self) -> None:
         """Bias 0, and thresholds that no score exceeds; for `reset_parameters` of subclasses."""
         if self.expert_bias is not None:
