@@ -83,6 +83,19 @@ def test_an_optimizer_of_parts_of_stacks_trains_the_network_of_several_processes
     assert not torch.equal(model.network.blocks[0].mlp.fc1.weight, before)
 
 
+def test_two_compiled_runs_of_one_process_have_programs_of_their_own(tmp_path, monkeypatch):
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda network: compiled(network, backend="eager"))  # quick
+    size = [f"{name}={value}" for name, value in SIZE.items()]
+    model = ["--model", "deit_tiny_patch16_224", "--img-size", "16", "--compile", "--model-kwargs", *size]
+    for method in ("ERM", "SD", "MIRO"):  # the last one reads features by hooks
+        with process_state_kept(tmp_path):
+            plan = plan_of(tmp_path, "--algorithm", method, *model)
+            training = build_model(plan, Accelerator(cpu=True))
+            minibatches = [(torch.randn(2, 3, 16, 16), torch.tensor([0, 1]))] * len(plan.training)
+            training.algorithm.take_step(training.training, minibatches)
+
+
 def test_sizes_between_patches_are_refused():
     with pytest.raises(
         ArgumentError, match=r"img_size=40: is no multiple of the model's patches of 16 pixels; give 32 or 48"

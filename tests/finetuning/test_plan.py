@@ -219,6 +219,7 @@ def test_methods_with_a_task_loss_of_their_own_refuse_what_they_would_ignore(wor
     ("words", "message"),
     [
         (["--min-lr", "1e-5"], r"min_lr=1e-05: has no effect without --sched NAME; add it"),
+        (["--momentum", "0.5"], r"momentum=0\.5: has no effect with --opt adam; leave it out, or take one such as sgd"),
         (["--band-init", "zero"], r"band_init='zero': has no effect without --bands; add it"),
         (
             ["--class-weights", "balanced", "--grad-accum-steps", "2"],  # ERM in parts is said to be ERM

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from timm.models import safe_model_name
+from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
 from ..cli.escape import one_line
@@ -352,6 +353,8 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
         remedies |= dict.fromkeys(("linear_lr", "linear_routers"), remedy)
     if not options.sched:
         remedies["min_lr"] = "has no effect without --sched NAME; add it"
+    if not get_optimizer_info(options.opt).has_momentum:
+        remedies["momentum"] = f"has no effect with --opt {options.opt}; leave it out, or take one such as sgd"
     if not options.bands:
         remedies["band_init"] = "has no effect without --bands; add it"
     if options.grad_accum_steps > 1:
