@@ -149,6 +149,12 @@ def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
         prepare_network(replace(plan, domains=unknown))
 
 
+@pytest.mark.parametrize(("mode", "tokens"), [("routed", 256), ("shared", 0)])
+def test_routed_experts_have_a_diversity_loss_where_they_compute(mode, tokens, tmp_path):
+    network = prepare_network(plan_of(tmp_path, *MOGE, "--dataset", "geo_digits", "--expert-mode", mode))
+    assert network.blocks[-1].mlp.forced_tokens == tokens
+
+
 def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):
     data = ["--dataset", "geo_digits"]
     for words in (

@@ -156,7 +156,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.freeze:
         FREEZABLE[options.freeze](network)
     set_expert_mode(network, options)
-    force_tokens(network, options.cka_tokens if options.cka_coef else 0)
+    force_tokens(network, options.cka_tokens if options.cka_coef and options.expert_mode == "routed" else 0)
     set_auxiliary_form(network, options.aux_form)
     if options.grad_checkpointing:
         checkpoint_activations(network)

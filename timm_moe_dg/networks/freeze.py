@@ -9,6 +9,7 @@ from torch import nn
 
 from ..compat import BatchNorm
 from ..errors import ArgumentError
+from ..layers.moe_mlp import MoeMlp
 from ..layers.router import Router
 from .build import Network
 from .trained import single_classifier
@@ -19,7 +20,8 @@ _logger = logging.getLogger(__name__)
 def freeze_backbone(network: Network) -> nn.Module:
     """Freezes everything but a new linear classifier, which is initialized and returned (MoGE, section 2.2, i).
 
-    Dropout and stochastic depth are turned off: frozen features cannot adapt to them.
+    Dropout, stochastic depth and all that routing does in training alone are turned off: frozen features cannot adapt
+    to them.
     """
     network.reset_classifier(network.num_classes)
     classifier = network.get_classifier()
@@ -33,7 +35,11 @@ def freeze_backbone(network: Network) -> nn.Module:
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
         elif isinstance(module, Router):
-            module.freeze()
+            module.freeze().noise_std = 0.0
+            if module.choice == "expert":
+                module.choice = "token"
+        elif isinstance(module, MoeMlp):
+            module.capacity_factor = None
     return classifier
 
 
