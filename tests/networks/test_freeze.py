@@ -47,6 +47,18 @@ def test_frozen_features_are_routed_as_in_evaluation(options: dict[str, Any]) ->
     assert torch.equal(model.train().forward_features(images), model.eval().forward_features(images))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnet10t", {}), ("vit_tiny_patch16_224", {**SIZES, "patch_drop_rate": 0.5})]
+)
+def test_frozen_features_lose_nothing_by_chance(name: str, options: dict[str, Any]) -> None:
+    model = timm.create_model(name, **{"num_classes": 3, "drop_rate": 0.5, **options})
+    freeze_backbone(model)
+    freeze_batch_norm(model.train())
+    images = torch.randn(2, 3, 16, 16)
+    logits = model(images)
+    assert torch.equal(model.eval()(images), logits)
+
+
 def test_a_model_without_a_classifier_is_refused() -> None:
     with pytest.raises(ArgumentError, match="freeze"):
         freeze_backbone(timm.create_model("moge_tiny", **{**SIZES, "num_classes": 0}))

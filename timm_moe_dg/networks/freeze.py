@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from timm.layers import DropPath
+from timm.layers import DropPath, PatchDropout, PatchDropoutWithIndices
 from torch import nn
 
 from ..compat import BatchNorm
@@ -29,11 +29,14 @@ def freeze_backbone(network: Network) -> nn.Module:
         raise ArgumentError.of("freeze", type(network).__name__, "the model has no linear classifier to train")
     network.requires_grad_(False)
     classifier.requires_grad_(True)
+    network.drop_rate = 0.0  # of convolutional networks, which have no module for it
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
+        elif isinstance(module, PatchDropout | PatchDropoutWithIndices):
+            module.prob = 0.0
         elif isinstance(module, Router):
             module.freeze().noise_std = 0.0
             if module.choice == "expert":
