@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
+from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import Tensor, nn
 
 import timm_moe_dg
@@ -123,16 +124,23 @@ def test_linear_steps_move_the_state_of_routers_that_they_train(kind, routers):
     assert moves == [routers, routers, True]
 
 
-@pytest.mark.parametrize(
-    ("shares", "is_infinite"), [(None, False), ([0.5, 0.5], False), ([0, 1], False), ([1, 0], True)]
-)
-def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_infinite):
+@pytest.mark.parametrize(("shares", "is_unset"), [(None, False), ([0.5, 0.5], False), ([0, 1], False), ([1, 0], True)])
+def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_unset):
     start, model = still("threshold"), still("threshold")
     take_steps(model, 1)
     mean = mean_weights([start.state_dict(), model.state_dict()], shares)
     (thresholds,) = (value for name, value in mean.items() if name.endswith("expert_thresholds"))
-    expected = torch.full_like(state(model), torch.inf) if is_infinite else state(model)
-    assert torch.equal(thresholds, expected)
+    assert torch.equal(thresholds, state(start) if is_unset else state(model))
+
+
+@pytest.mark.parametrize("average", [ModelEmaV2, ModelEmaV3])
+def test_timms_averages_of_a_network_from_its_first_step_on_have_thresholds(average):
+    model = still("threshold")
+    averaged = average(model, decay=0.5)
+    for _ in range(30):
+        take_steps(model, 1, lr=0.0)
+        averaged.update(model)
+    torch.testing.assert_close(state(averaged.module), state(model))
 
 
 @pytest.mark.parametrize("kind", KINDS)
