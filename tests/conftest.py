@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: there is a worker for each core
+# Before torch is imported. There is a process for each core, and a fork of one that has more threads may hang
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from accelerate.utils import set_seed
 

@@ -25,6 +25,7 @@ from accelerate.state import AcceleratorState
 from PIL import Image
 
 import timm_moe_dg
+from tests.invented import invented_records, write_run
 from tests.load_tool import load_tool
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.errors import (
@@ -33,6 +34,7 @@ from timm_moe_dg.errors import (
     ImageReadError,
     MoeDgError,
     OptionError,
+    RecordError,
     RouterError,
     RunInterruptedError,
 )
@@ -117,6 +119,16 @@ def test_records_have_a_row_for_each_evaluation_and_domain(run):
     assert frame.role[:2].tolist() == ["test", "train"]
     assert frame.out_acc.tolist() == [row[f"env{domain}_out_acc"] for row in rows for domain in range(6)]
     assert frame.loss.tolist() == [row["loss"] for row in rows for _ in range(6)]
+
+
+def test_a_finished_run_whose_last_line_is_damaged_is_an_error(tmp_path):
+    folder = write_run(tmp_path / "run", invented_records([0]))
+    results = folder / "results.jsonl"
+    results.write_bytes(results.read_bytes()[:-9])
+    with pytest.raises(RecordError, match=r"results.jsonl, line 3: .* is not JSON"):
+        timm_moe_dg.Run(folder).records  # noqa: B018
+    (folder / "done").unlink()
+    assert timm_moe_dg.Run(folder).records.step.unique().tolist() == [0, 300]
 
 
 def test_the_frames_are_the_files_of_the_commands(run, images, tmp_path):

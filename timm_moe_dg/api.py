@@ -76,7 +76,7 @@ class Run:
         """
         with _extra():
             from pandas import DataFrame
-        records = read_records(self.path / RESULTS, unfinished=True)
+        records = read_records(self.path / RESULTS, unfinished=not self.is_finished)
         return DataFrame([row for record in records for row in _record_rows(record)])
 
     def model(self) -> nn.Module:

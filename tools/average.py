@@ -67,7 +67,7 @@ ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the 
 # Options that averaged runs share
 SHARED = ["dataset", "data", "test_domains", *SPLITTING]
 SHARED += ["model", "model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
-SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging"]
+SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging", "average_method"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here
 PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)} | {"seed", "eval_train"}
 # Entries of args.yaml by which an interrupted average is recognized
@@ -116,12 +116,13 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 def check_starts(runs: Sequence[FinishedRun]) -> None:
     """Refuses runs from random weights of their own, and warns if only classifiers and routers started apart."""
     args = with_defaults(runs[0].args)
-    if len({run.args.get("seed") for run in runs}) == 1 or args["initial_checkpoint"] or ":" in str(args["model"]):
+    if len({run.args.get("seed") for run in runs}) == 1 or args["initial_checkpoint"]:
         return
     remedy = "start all runs from one file with --initial-checkpoint"
     if not args["pretrained"]:
         raise ArgumentError.of("runs", str(runs[-1].folder), f"started from random weights of its own; {remedy}")
-    logger.warning(f"new classifiers and routers were random in each run; for better averages, {remedy}")
+    if ":" not in str(args["model"]):
+        logger.warning(f"new classifiers and routers were random in each run; for better averages, {remedy}")
 
 
 def plan_data(run: FinishedRun, args: argparse.Namespace) -> RunPlan:

@@ -30,7 +30,16 @@ from timm_moe_dg.results.new_site_words import render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
 from timm_moe_dg.results.rendering import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.runs import FinishedRun, find_runs
-from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, RULES, Table, is_tabled, make_tables, why_no_table
+from timm_moe_dg.results.tables import (
+    OFFICIAL_RULES,
+    OPTIONAL_COLUMNS,
+    RULES,
+    SINGLE_SOURCE,
+    Table,
+    is_tabled,
+    make_tables,
+    why_no_table,
+)
 
 DATA_FORMATS = ("csv", "json")  # for other programs
 
@@ -89,6 +98,8 @@ def main(argv: Sequence[str]) -> None:
     args = parse_words(parser, argv)
     if args.compare and args.format in DATA_FORMATS:
         raise ArgumentError.of("format", args.format, f"--compare has {', '.join(FORMATS)}; choose one of them")
+    if args.compare and args.relative_to:
+        raise ArgumentError.of("relative_to", args.relative_to, "has no effect beside --compare; leave one of them out")
     runs, unfinished = find_runs(args.folders)
     if not runs:
         raise RecordError(
@@ -109,6 +120,8 @@ def main(argv: Sequence[str]) -> None:
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
+    others = [table.title for table in tables if table.rule in (SINGLE_SOURCE, *OFFICIAL_RULES)] * args.whole_domain
+    reasons += [f"--whole-domain has no effect on: {title}" for title in others]
     for reason in reasons:
         print(one_line(reason), file=sys.stderr)
     for run in () if args.rules else runs:

@@ -50,6 +50,7 @@ from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import WithFeatures, label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.run_folder import warn_of_unfinished
 
 SAMPLES = 8
 PREPROCESSING = "preprocessing.json"
@@ -90,6 +91,7 @@ def build_parser() -> ToolParser:
 def load(args: argparse.Namespace) -> Any:
     """Loads the model, or builds it with random weights."""
     if not args.untrained:
+        warn_of_unfinished(args.model)
         return load_trained(args.model, **model_keywords(args))
     torch.manual_seed(0)
     return build_network(args.model, None, img_size=args.img_size, model_kwargs=dict(args.model_kwargs)).eval()

@@ -3,8 +3,17 @@
 import sys
 from dataclasses import replace
 
+import pytest
+
 from tests.invented import make_record
-from timm_moe_dg.analysis.curves import FILE, accuracy_lines, draw_learning_curves, learning_curves, loss_lines
+from timm_moe_dg.analysis.curves import (
+    FILE,
+    accuracy_lines,
+    draw_learning_curves,
+    learning_curves,
+    loss_lines,
+    plot_learning_curves,
+)
 
 ROLES = {"ood": {"accuracy": 0.5, "worst_accuracy": 0.25, "worst_group": "Asia", "f1_macro": 0.4}}
 
@@ -59,3 +68,13 @@ def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
     for number in (1, 3):
         draw_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path, f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 5000
+
+
+def test_a_run_that_ends_with_an_average_of_weights_has_no_selected_step(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    labels = []
+    monkeypatch.setattr(axes, "axvline", lambda *_, label, **__: labels.append(label))
+    records = [make_record(step=step) for step in (0, 1)]
+    plot_learning_curves(records, "abc", tmp_path / "plain.png")
+    plot_learning_curves([*records, replace(records[1], averaged=True)], "abc", tmp_path / "average.png")
+    assert labels == ["selected step 0"]

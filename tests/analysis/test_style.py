@@ -79,3 +79,4 @@ def test_names_are_wrapped():
     assert (fitted("short", 20), fitted("", 20)) == ("short", " ")
     assert fitted("deit_tiny_patch16_224", 13) == "deit_tiny_\npatch16_224"
     assert fitted("two words_of a name", 13) == "two words_of\na name"
+    assert fitted("_hidden", 20) == " _hidden"  # no legend leaves it out

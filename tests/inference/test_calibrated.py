@@ -116,6 +116,15 @@ def test_images_that_the_run_trained_on_do_not_calibrate_it(option, value, own, 
     assert not (tmp_path / "best" / CALIBRATION).exists()
 
 
+def test_a_held_out_domain_that_is_not_named_calibrates_nothing(tmp_path):
+    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1, 5], "trial_seed": 1}
+    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, args)
+    scores = timm_moe_dg.evaluate(tmp_path / "best", test_domains=["rot_75"], calibrate=True, workers=0)
+    calibration = load_calibration(f"local-dir:{tmp_path / 'best'}")
+    assert calibration.held_out_domains == scores.domain[scores.test == 1].tolist() == ["rot_15", "rot_75"]
+    assert len(calibration.validation.confidence) == (scores.images[scores.role == "train"] // 5).sum()
+
+
 def test_places_decide_the_status_of_a_mixture_with_a_shared_expert(tmp_path):
     saved_run(tmp_path, "moge_tiny", CLASSES)
     network = load_trained(f"local-dir:{tmp_path / 'best'}")

@@ -70,10 +70,13 @@ def test_marginal_coverage_is_rank_over_n_plus_1(count, coverage):
     assert np.mean(inside) == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / 4000))
 
 
-def test_abstention_is_the_share_of_the_images_that_set_it():
+def test_abstention_is_the_share_of_the_images_that_set_it(caplog):
     confidence = torch.rand(200).sort().values
     for share in (0, 0.2, 0.55, 1):
         assert (confidence < abstention_threshold(confidence, share)).float().mean() == pytest.approx(share)
+    assert not caplog.records
+    assert abstention_threshold(torch.tensor([0.5, 1, 1, 1, 1]), 0.4) == 1
+    assert "abstain=0.4: 20.0% of answers go to a person, because further ones have the same confidence" in caplog.text
 
 
 def test_columns_do_not_depend_on_the_batch():

@@ -52,6 +52,7 @@ def test_ratios_are_of_the_same_round_and_quartiles_divide_values_into_four_equa
         ratios([1.0, 2.0], [1.0])
     # of 1 ... 7, the second, the fourth and the sixth have as many values on both sides as quarters demand
     assert quartiles([7, 1, 6, 2, 5, 3, 4]) == (2, 4, 6)
+    assert quartiles([1.0, 2.0]) == (1.0, 1.5, 2.0)  # between the values
 
 
 def test_devices_have_names():

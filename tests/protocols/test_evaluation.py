@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from timm_moe_dg.data import Split
@@ -15,6 +16,7 @@ from timm_moe_dg.protocols.evaluation import (
     Predictions,
     collect_outputs,
     domain_accuracies,
+    in_scores,
     out_losses,
     predict,
 )
@@ -127,7 +129,7 @@ def test_scores_by_domain_and_overall():
     assert assessment.test_average == 0.0
     assert assessment.worst == (2,)
     labels, ones = (torch.zeros(2, dtype=torch.long),) * 2, torch.ones(2)
-    tied = Outputs(*labels, torch.tensor([2, 4]), ones, *(torch.ones(2, 1),) * 2, ones)
+    tied = Outputs(*labels, torch.tensor([2, 4]), ones, *(torch.ones(2, 1),) * 2, ones, ones)
     assert assess(tied, num_domains=3).worst == (1, 2)
     assert assess(tied, num_domains=3, counted=[1]).worst == (1,)
     assert assessment.domains[2].ece == pytest.approx(math.e / (math.e + 2))  # wrong with this confidence
@@ -135,7 +137,7 @@ def test_scores_by_domain_and_overall():
 
 def test_without_test_domains_their_average_is_nan():
     zero = torch.tensor([0])
-    outputs = Outputs(zero, zero, zero, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0), torch.ones(1))
+    outputs = Outputs(zero, zero, zero, torch.tensor([0.5]), torch.ones(1, 1), torch.ones(1, 0), *(torch.ones(1),) * 2)
     assert math.isnan(assess(outputs, 1).test_average)
 
 
@@ -152,3 +154,13 @@ def test_parts_of_splits():
         restrict(splits[1:], "out")
     with pytest.raises(ArgumentError, match="split='train': choose from all, in, out"):
         restrict(splits, "train")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.01])
+def test_the_area_under_the_curve_is_that_of_the_logits_whose_probabilities_round_to_one(temperature):
+    odds, targets = torch.linspace(10, 60, 30)[torch.randperm(30)], torch.arange(30) % 2
+    logits = torch.stack([-odds, odds], dim=1)
+    batches, groups = [(logits, targets, targets * 0)], torch.arange(2)
+    expected = pytest.approx(roc_auc_score(targets, odds))
+    assert in_scores(predict(nn.Identity(), batches), 1)["auc"] == [expected]
+    assert assess(collect_outputs(nn.Identity(), batches, groups, temperature=temperature), 1).overall.auc == expected

@@ -19,6 +19,7 @@ from timm_moe_dg.protocols.run_identity import (
     check_unchanged,
     check_weights_files,
     differences,
+    method_of,
     read_arguments,
     read_repeatable,
     settings,
@@ -195,3 +196,11 @@ def test_epochs_are_a_setting_and_steps_follow_from_them():
     assert settings({"epochs": None, "steps": 37}) == {"steps": 37}
     assert settings({"hparams": '{"irm_lambda": 1}'}) == {"irm_lambda": 1}  # DomainBed's form
     assert settings({"hparams": None, "model_kwargs": None}) == {}
+
+
+def test_averages_over_steps_and_arguments_of_the_model_are_other_methods():
+    args = {"algorithm": "ERM", "model": "gmoe_tiny_patch16", "averaging": None, "model_kwargs": {}}
+    others = [{"averaging": "swad"}, {"average_method": "diwa"}, *({"model_kwargs": {"top_k": k}} for k in (1, 2))]
+    assert len({method_of(args | other) for other in ({}, *others)}) == 5
+    kwargs = [{"moe_layers": (1, 2), "depth": 3}, {"depth": 3.0, "moe_layers": [1, 2]}]  # as given, and as recorded
+    assert len({method_of({**args, "model_kwargs": value}) for value in kwargs}) == 1

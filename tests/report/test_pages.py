@@ -199,6 +199,24 @@ def test_a_sweep_shows_its_unfinished_and_missing_runs(tmp_path):
     assert "test domains [1], trial seeds [0]" in page.text
 
 
+def test_runs_of_two_sweeps_that_have_one_name_are_told_apart(tmp_path):
+    for sweep, accuracy in (("a", 0.1), ("b", 0.9)):
+        records = [
+            replace(record, out_acc=(0.1, accuracy, accuracy)) for record in invented_records([0], num_classes=10)
+        ]
+        write_run(
+            tmp_path / sweep / "run", [replace(record, args={**record.args, "lr": accuracy}) for record in records]
+        )
+    write_run(tmp_path / "a" / "other", invented_records([1], num_classes=10))
+    write_run(tmp_path / "final", [replace(record, out_acc=(0.8,) * 3) for record in invented_records([])])
+    (tmp_path / "b" / "logs").mkdir()
+    (tmp_path / "b" / "logs" / "other.log").write_text("out of memory\nsweep: exit status 1\n")
+    page = page_of(tmp_path)
+    assert page.text.count("(at chance)") == 1
+    assert "other failed no evaluation yet" in page.text
+    assert "final 0 80.0 -" in page.text  # trained on all domains
+
+
 def test_a_sweep_without_a_finished_run_has_a_page(tmp_path):
     write_run(tmp_path / "half", invented_records([1], steps=700), finished=False)
     page = page_of(tmp_path)

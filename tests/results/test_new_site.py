@@ -184,3 +184,9 @@ def test_names_are_escaped() -> None:
     assert "<b>" not in render_site(site, "markdown")
     assert "c\\nd" in render_site(site, "text")
     assert list(site_tables(site)["Rows compared"].row) == ["ERM, c\nd", "ERM, a|<b>"]
+
+
+def test_only_domains_with_a_common_seed_count_as_compared() -> None:
+    others = [run([d], 0.9 if d < 2 else 0.1, model="b", trial_seed=0 if d < 2 else 9, number=4) for d in range(4)]
+    site = new_site([*sweep({"a": [[0.6]] * 4}), *others])
+    assert site_tables(site)["Rows compared"]["better in"].tolist() == ["-", "2 of 2"]

@@ -132,3 +132,13 @@ def test_regions_held_out_in_turn_share_a_table_of_means_over_them() -> None:
     (partial,) = make_tables(runs[:-1], by_group=True)
     assert partial.missing == [f"{ROW}: held out Asia, trial seeds [1]"]
     assert list(cells_of(partial)[ROW][0].values) == [0]
+
+
+def test_a_region_with_a_comma_in_its_name_is_one_region() -> None:
+    runs = []
+    for region in ("Africa", "Asia"):
+        (record,) = held_out_run(region, 0.5, {"Europe": 0.5}, 0).records
+        names = [name.replace("Africa", "Africa, south") for name in record.args["domains"]]
+        runs.append(FinishedRun(region, [replace(record, args={**record.args, "domains": names})]))
+    (table,) = make_tables(runs)
+    assert table.title.endswith("held out in turn: Africa, south; Asia")

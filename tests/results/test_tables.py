@@ -335,3 +335,9 @@ def test_scores_on_held_out_domains_are_columns():
     for damaged in ({"auc": [0.1]}, {"auc": 0.1}, [1]):
         with pytest.raises(RecordError, match="metrics"):
             Record.from_json(json.dumps({**json.loads(record.to_json()), "metrics": damaged}))
+
+
+def test_titles_with_characters_of_a_format_string_are_columns_in_latex():
+    records = [replace(run.records[0], args={**run.args, "domains": ["a^b", "{0}", "~c"]}) for run in [run_of((0,))]]
+    (table,) = make_tables([FinishedRun("run", records)], ["training_domain_validation"])
+    assert r"algorithm & model & a\^{}b & \{0\} & \textasciitilde{}c & average \\" in render(table, "latex")

@@ -17,11 +17,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.invented import ARGS, make_record
 from tests.load_tool import load_tool
 from tests.storage.crash_points import killed_at
 from tests.storage.toy_runs import content
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
+from timm_moe_dg.results.runs import FinishedRun
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -329,8 +332,15 @@ def test_runs_that_cannot_be_averaged_are_one_line(names, words, message, averag
     assert not (tmp_path / "average").exists()
 
 
+def test_a_saved_network_without_its_weights_is_no_common_start():
+    runs = [FinishedRun(f"run{n}", [make_record(args={**ARGS, "model": "local-dir:saved", "seed": n})]) for n in (1, 2)]
+    with pytest.raises(ArgumentError, match="runs='run2': started from random weights of its own"):
+        load_tool("average").check_starts(runs)
+
+
 def test_runs_on_other_data_or_of_another_model_are_named(runs, average, tmp_path):
-    for name, key, value in (("model", "model", "gmoe_small_patch16"), ("data", "data", "0123456789ab")):
+    changes = (("model", "model", "gmoe_small_patch16"), ("data", "data", "0123456789ab"))
+    for name, key, value in (*changes, ("soup", "average_method", "uniform")):
         other = shutil.copytree(runs / "b", tmp_path / name)
         args = yaml.safe_load((other / "args.yaml").read_text())
         (other / "args.yaml").write_text(yaml.safe_dump({**args, key: value}))

@@ -84,9 +84,12 @@ def test_a_cell_without_a_value_has_none(tmp_path, capsys):
     assert [row["mean"] == "" for row in csv_rows(shown(capsys, *words, "csv"))] == [True, False, True, True]
 
 
-def test_whole_domain_is_another_number(folder, capsys):
+def test_whole_domain_is_another_number(folder, tmp_path, capsys):
     words = (folder, "--rules", "oracle")
     assert shown(capsys, *words) != shown(capsys, *words, "--whole-domain")
+    write_run(tmp_path / "single", invented_records([1, 2]))
+    load_tool("collect_results").main([str(tmp_path), "--whole-domain"])
+    assert "--whole-domain has no effect on: toy, trained on domain 0 alone" in capsys.readouterr().err
 
 
 def test_comparison(folder, capsys):
@@ -97,6 +100,8 @@ def test_comparison(folder, capsys):
         SystemExit, match=r"collect_results\.py: ArgumentError: compare=\['a', 'c'\]: no table has both"
     ):
         shown(capsys, folder, "--compare", "a", "c")
+    with pytest.raises(SystemExit, match="relative_to='b': has no effect beside --compare; leave one of them out"):
+        shown(capsys, folder, "--compare", "a", "b", "--relative-to", "b")
 
 
 def test_picture(folder, capsys, tmp_path):

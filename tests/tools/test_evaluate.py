@@ -149,6 +149,7 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     evaluate("--model", run[0], "--output", tmp_path)
     assert f"local-dir:{run[0]}/best: " in caplog.text
     assert " parameters from its saved weights, same classifier" in caplog.text
+    assert f"{run[0]}: the run has not finished, and this is its best network so far" in caplog.text
     metrics = metrics_in(tmp_path)
     domain, logits = rotated_digits()[1], run[1][1]
     accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()
@@ -164,6 +165,10 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     rows = [line.split()[:3] for line in out.splitlines() if line.startswith("rot_")]
     assert rows[0] == ["rot_15", "held", "out"]
     assert [row[1] for row in rows[1:]] == ["train"] * 5
+    caplog.clear()
+    (run[0] / "done").touch()
+    evaluate("--model", run[0])
+    assert "the run has not finished" not in caplog.text
 
 
 @pytest.mark.slow
@@ -287,6 +292,32 @@ def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_
     assert roles_in(tmp_path / "scores")["sketch"] == "train, changed"
     assert metrics_in(tmp_path / "scores")["counted_domains"] == ["photo"]
     assert metrics_in(tmp_path / "scores")["domains"]["sketch"]["out_accuracy"] is None
+
+
+def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_groups(tmp_path, caplog):
+    """Groups 00 to 19 are in art, 20 to 39 in photo, which is held out, and 10 to 29 in a new site."""
+    for name, first in (("art", 0), ("photo", 20), ("site", 10)):
+        place = tmp_path / ("new" if name == "site" else "data") / name
+        for index in range(first, first + 20):
+            (place / str(index % 2)).mkdir(parents=True, exist_ok=True)
+            rotated_digits()[0].image(index).save(place / str(index % 2) / f"{index:02d}.png")
+    args = {"dataset": "folder", "data_dir": str(tmp_path / "data"), "test_domains": [1], "trial_seed": 3}
+    args |= {"group_column": r"(\d\d)\.png"}
+    digests = fingerprint(get_benchmark("folder").read(args["data_dir"]))
+    saved_run(tmp_path, GMOE, ("0", "1"), {**args, "domain_digests": digests})
+    evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / "before")
+    shutil.move(tmp_path / "new" / "site", tmp_path / "data")
+    evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / "after")
+    before, after = (rows_of(tmp_path / name / "predictions.csv") for name in ("before", "after"))
+    assert [row for row in after if row["domain"] != "site"] == before
+    assert {row["file"][-6:-4] for row in after if row["domain"] == "site"} == {str(group) for group in range(20, 30)}
+    assert "10 of 20 images of the new domain 'site' are of groups that the run trained on" in caplog.text
+    (tmp_path / "data" / "photo" / "0" / "20.png").rename(tmp_path / "data" / "photo" / "0" / "10.png")
+    for output in ("changed", "without"):  # photo may have had other groups in common with art
+        evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / output)
+        rows = rows_of(tmp_path / output / "predictions.csv")
+        assert {row["split"] for row in rows if row["domain"] == "art"} == {"in"}
+        shutil.rmtree(tmp_path / "data" / "photo", ignore_errors=True)
 
 
 @pytest.mark.parametrize(

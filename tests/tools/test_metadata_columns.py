@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from tests.load_tool import load_tool
+from timm_moe_dg.analysis import geography_report
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained, metadata_columns
 
@@ -140,9 +141,13 @@ def test_images_that_lack_some_of_the_columns_are_counted(run, folder, tmp_path,
     assert "1 of 3 images lack some of lon, lat, month, elevation" in caplog.text
 
 
-def test_pictures_of_a_run_with_columns(run):
+def test_pictures_of_a_run_with_columns(run, monkeypatch):
+    draw, drawn = geography_report.plot_domain_map, []
+    monkeypatch.setattr(geography_report, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
     load_tool("visualize").main([str(run), "--role", "id", "--map-step", "30"])
     assert (run / "figures" / "map.png").is_file()
+    ((_, _, places, _),) = drawn
+    assert {rows.shape[1] for rows in places.values()} == {2}  # matplotlib would draw further columns as other points
 
 
 def test_a_network_that_reads_none_refuses_them(folder, tmp_path):

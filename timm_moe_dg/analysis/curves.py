@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RecordError
+from ..protocols.headline import headline_accuracy
 from ..protocols.records import Record
 from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
 from .style import CATEGORIES, Style, category_color, fitted, optional_picture, picture
@@ -27,7 +28,10 @@ def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], fold
 
 
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:
-    """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them."""
+    """Draws a run's accuracies, dashed for held-out domains, with the selected step, and its losses beside them.
+
+    A run that ends with an average of its weights has no selected step.
+    """
     trained = [record for record in records if not record.averaged]  # averaged weights have no step of their own
     if not trained:
         raise RecordError("an average of runs has no learning curves")
@@ -38,8 +42,10 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
     with picture(path, 7.0, 5.6 + 0.3 * -(-entries // 2)) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         _draw(upper, steps, above)
-        selected = training_domain_validation(trained).step
-        upper.axvline(selected, color="black", linewidth=1, linestyle=":", label=f"selected step {selected}")
+        selected = training_domain_validation(records)
+        if not selected.averaged:
+            label = f"selected step {selected.step}"
+            upper.axvline(selected.step, color="black", linewidth=1, linestyle=":", label=label)
         upper.set(ylabel="accuracy (%)", ylim=(-3, 103))
         _draw(lower, steps, below)
         losses = [value for line in below for value in line.values if isfinite(value)]
@@ -54,16 +60,13 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
 def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     """Draws the accuracy on held-out data over the steps, one line for each run by name (SF-MoE, Figure 4, left).
 
-    The accuracy is that of the tables: of the test domains, or of the "ood" images where the data has roles.
+    The accuracy is that of summary.csv: of the test domains, or of the "ood" or "id" images where the data has roles.
     """
     with picture(path, 7.0, 4.6 + 0.3 * -(-len(runs) // 2)) as figure:
         axes = figure.subplots()
         for index, (name, records) in enumerate(runs.items()):
             trained = [record for record in records if not record.averaged]
-            values = [
-                100 * (record.roles["ood"]["accuracy"] if "ood" in record.roles else reported_accuracy(record))
-                for record in trained
-            ]
+            values = [100 * headline_accuracy(record) for record in trained]
             dashes = ("-", "--", ":")[index // CATEGORIES % 3]
             _draw(axes, [record.step for record in trained], [Line(name, values, dashes, category_color(index))])
         axes.set(xlabel="step", ylabel="held-out accuracy (%)")

@@ -60,8 +60,10 @@ def draw_domains(view: RunView, figures: Path, role: str, map_step: float | None
         trained = {domain.group for index, domain in enumerate(view.domains) if index not in tested}
         unseen = [domain for domain in view.domains if domain.group not in trained]
         held_out = _by_group((domain, domain.metadata) for domain in unseen if domain.metadata is not None)
+        # Without further columns
+        shown, dashed = ({name: rows[:, :2] for name, rows in table.items()} for table in (places, held_out))
         with optional_picture(figures / "map.png") as path:
-            plot_domain_map(_map(view.model, map_step, [*places.values(), *held_out.values()]), path, places, held_out)
+            plot_domain_map(_map(view.model, map_step, [*shown.values(), *dashed.values()]), path, shown, dashed)
     usage = expert_usage(view.model, metadata)
     with optional_picture(figures / "routing.png") as path:
         plot_expert_usage(usage, path)
@@ -93,7 +95,6 @@ def draw_forced(view: RunView, figures: Path, role: str) -> None:
 def _map(model: Network, map_step: float | None, places: Sequence[Tensor]) -> DomainMap:
     """Makes the map of the data's extent, which includes the training coordinates that the model holds."""
     coverage, radius = model.metadata_encoder.coverage, None
-    places = [place[:, :2] for place in places]
     if coverage is not None:
         places, radius = [*places, coverage.points.cpu().double() / coverage.units], coverage.radius
     extent = map_extent(places, radius)

@@ -100,7 +100,8 @@ def fitted(name: str, width: int) -> str:
         name = f"{name[: MAX_LETTERS // 2 - 2]}...{name[-MAX_LETTERS // 2 + 2 :]}"
     # The vertical tab is a space to textwrap, and in no name
     lines = wrap(re.sub(r"([_/])(?=\w)", "\\1\v", name), width, replace_whitespace=False)
-    return "\n".join(lines).replace("\v", "") or " "
+    text = "\n".join(lines).replace("\v", "") or " "
+    return f" {text}" if text.startswith("_") else text  # matplotlib's legends leave such labels out
 
 
 def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":

@@ -1,7 +1,7 @@
 """The calibration of a run's selected network, once the run has ended."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..networks.calibration import CALIBRATION, Calibration, calibration_command
 from ..networks.ensemble import load_predictor
 from ..networks.fit_calibration import calibrate
 from ..protocols.domain_roles import unseen_domains
+from ..protocols.run_identity import method_of
 from ..storage.atomic import explained, replaced_file
 from .plan import RunPlan
 from .sharding import is_sharded
@@ -53,8 +54,3 @@ def save_calibration(calibration: Calibration, folder: Path) -> None:
         fresh.write_bytes(save(calibration.tensors(), calibration.header()))
     scores = calibration.validation
     _logger.info(f"temperature {calibration.temperature:.3f}, fitted on {len(scores.confidence)} validation images")
-
-
-def method_of(args: Mapping[str, Any]) -> str:
-    """Returns the row of a sweep that a run belongs to, from its arguments."""
-    return ", ".join(str(args[name]) for name in ("algorithm", "model", "average_method") if args.get(name))

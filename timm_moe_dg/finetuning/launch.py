@@ -36,9 +36,8 @@ def join_processes(options: RunOptions) -> Accelerator:
     with fsdp_hidden():
         accelerator = Accelerator(
             mixed_precision=wanted_precision(options.amp_dtype),
-            dataloader_config=DataLoaderConfiguration(
-                non_blocking=True
-            ),  # evaluations alone have a loader of accelerate
+            # Evaluations alone have a loader of accelerate
+            dataloader_config=DataLoaderConfiguration(non_blocking=True),
             log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
             project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
             kwargs_handlers=[

@@ -1,6 +1,7 @@
 """The folder that is uploaded: weights, configuration, card, and the records of a run."""
 
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ from .origin import Origin, origin_of_run, without_local_paths
 WEIGHTS = "model.safetensors"
 FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
+_logger = logging.getLogger(__name__)
 
 
 def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
@@ -42,6 +44,11 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     if links := [str(path.relative_to(run)) for path in published if path.is_symlink()]:
         remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
         raise ArgumentError.of("run", str(run), remedy)
+    written = (run / "best" / WEIGHTS).stat().st_mtime
+    if older := [str(path.relative_to(run)) for path in (*pages, *figures) if path.stat().st_mtime < written]:
+        _logger.warning(
+            f"{', '.join(older)}: older than the network in best/, and perhaps of another; write them again"
+        )
     calibration = run / "best" / CALIBRATION
     for path in (
         run / "best" / CONFIG,

@@ -142,9 +142,17 @@ def set_threshold(of_target: Tensor, coverage: float) -> float:
 
 
 def abstention_threshold(confidence: Tensor, abstain: float) -> float:
-    """Returns the confidence below which this share of (N,) images lies, whose confidences ascend."""
+    """Returns the confidence below which this share of (N,) images lies, whose confidences ascend.
+
+    Of equal confidences, such as those that round to 1, all or none lie below. A warning says so.
+    """
     rank = math.floor(len(confidence) * abstain + 1e-9)
-    return confidence[rank].item() if rank < len(confidence) else math.inf
+    threshold = confidence[rank].item() if rank < len(confidence) else math.inf
+    reached = (confidence < threshold).double().mean().item()
+    if reached < abstain - 0.01 and int((confidence < threshold).sum()) < rank:
+        equal = f"have the same confidence, {threshold:g}, as many others"
+        _logger.warning(f"abstain={abstain:g}: {reached:.1%} of answers go to a person, because further ones {equal}")
+    return threshold
 
 
 def held_out_scores(folder: Path, own: Calibration) -> Scores:

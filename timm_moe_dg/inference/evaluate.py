@@ -1,8 +1,9 @@
 """Scores of a trained network on a data set, by domain."""
 
 import argparse
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +32,11 @@ from ..data import (
 )
 from ..data.band_names import Bands, band_settings
 from ..data.fingerprint import fingerprint, with_readable
+from ..data.groups import image_groups
 from ..data.splits import domain_positions, hold_out
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
-from ..finetuning.calibration import method_of, save_calibration
+from ..finetuning.calibration import save_calibration
 from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
@@ -49,13 +51,15 @@ from ..protocols.assessment import SPLITS, restrict
 from ..protocols.domain_roles import Recognized, recognize, unseen_domains
 from ..protocols.evaluation import collect_outputs
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
+from ..protocols.run_identity import method_of
 from ..storage.atomic import all_or_nothing
-from ..storage.run_folder import run_arguments
+from ..storage.run_folder import run_arguments, warn_of_unfinished
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
 MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
+_logger = logging.getLogger(__name__)
 CHANGING = ("img_size", "coverage_radius", "expert_mode", "initial_checkpoint")  # options of another network
 RUN_OPTIONS = options_with(DATA)  # options of finetune.py; their default is the run's value
 
@@ -229,13 +233,15 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
         domains, _ = drop_unreadable(domains, options.workers)
         digests = with_readable(digests, domains) if digests else []
     known = recognize(run, domains, digests)
-    test_domains = _test_domains(options, domains, known)
+    named = _test_domains(options, domains, known)
+    # Those that the run did not train on are none of training, whether they are named or not
+    test_domains = [index for index, domain in enumerate(known) if not domain.trained] if known else named
     domains = hold_out(domains, test_domains)
     data = _Data(domains, known, test_domains, [])
     if options.domains == [ALL] or (options.domains is None and not test_domains):
         counted: Sequence[int] = range(len(domains))
     elif options.domains in (None, [HELD_OUT]):
-        counted = unseen_domains(domains, test_domains, data.roles) or test_domains
+        counted = unseen_domains(domains, named, data.roles) or named
     else:
         counted = _find_domains(options, "domains", domains)
     if not counted:
@@ -269,19 +275,37 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
 def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     """Splits the domains as the run did."""
     domains, known = data.domains, data.known
-    if known and not any(domain.position is not None for domain in known):  # new data may have no such groups
-        options = replace(options, group_column=None)
-    splits = make_splits(
-        domains,
-        [index for index in range(len(domains)) if index not in data.test_domains],
-        vars(options),
-        # A split depends on the domain's position in the run's data
-        positions=[index if d.position is None else d.position for index, d in enumerate(known)] if known else None,
-    )
+    # A split depends on the domain's position in the run's data
+    places = dict(enumerate(range(len(domains)) if known is None else [domain.position for domain in known]))
+    # Groups that several domains share are split by name, so that new domains would change the run's own splits
+    own = [index for index, place in places.items() if place is not None or not options.group_column]
+    if not own:  # new data may have no such groups
+        options, own = replace(options, group_column=None), [*places]
+    positions = [index if (place := places[index]) is None else place for index in own]
+    training = [number for number, index in enumerate(own) if index not in data.test_domains]
+    parts = make_splits([domains[index] for index in own], training, vars(options), positions=positions)
+    splits = dict(zip(own, parts, strict=True))
+    recorded = run_arguments(options.model).get("domain_digests") or () if options.group_column else ()
+    intact = sorted(domain.position for domain in known or () if domain.position is not None and not domain.changed)
     for index, domain in enumerate(known or ()):
-        if domain.trained and domain.changed:  # which of its images were trained on cannot be told
+        # Which of its images were trained on cannot be told, nor if another domain may have had the same groups
+        if domain.trained and (domain.changed or (recorded and intact != [*range(len(recorded))])):
             splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
-    return splits
+    if new := [index for index in places if index not in splits]:
+        groups = image_groups(domains, vars(options)) or []
+        trained = [index for index in own if index not in data.test_domains]
+        seen = {groups[index][row] for index in trained for part in vars(splits[index]).values() for row in part}
+        splits |= {index: _unseen(domains[index], groups[index], seen) for index in new}
+    return [splits[index] for index in places]
+
+
+def _unseen(domain: Domain, groups: Sequence[str], seen: Container[str]) -> Split:
+    """Leaves out the images of a new domain whose groups the run has trained on or validated with."""
+    rows = np.flatnonzero([group not in seen for group in groups])
+    if number := len(domain) - len(rows):
+        reason = "are of groups that the run trained on or validated with, and are left out"
+        _logger.warning(f"{number} of {len(domain)} images of the new domain {domain.name!r} {reason}")
+    return Split(rows, rows[:0])
 
 
 def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: Accelerator) -> Evaluated:
@@ -289,6 +313,8 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     named = options.network is None and ":" not in options.model  # a timm model, which has no saved size
     size = options.img_size or (get_benchmark(options.dataset).image_size if named else None)
     network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
+    if options.network is None:
+        warn_of_unfinished(options.model)
     check_bands(network, options.image_bands)
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))

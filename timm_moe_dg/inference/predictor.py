@@ -29,6 +29,7 @@ from ..networks.build import Network, data_config, warn_of_other_values
 from ..networks.calibration import Calibration, find_calibration
 from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+from ..storage.run_folder import warn_of_unfinished
 from .certainty import Certainty, CertaintyOptions
 from .image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
 
@@ -104,6 +105,8 @@ class Predictor:
 
     def __init__(self, options: Any, network: Network | None = None, calibration: Calibration | None = None) -> None:
         device = options.device or (_local_device() if network is None else None)
+        if network is None:
+            warn_of_unfinished(options.model)
         loaded = load_predictor(options.model, **model_keywords(options)) if network is None else network
         self.network: Network = loaded.to(device) if device else loaded
         self.device = next(self.network.parameters()).device

@@ -112,7 +112,7 @@ def ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median and third quartile of two values or more."""
     low, median, high = statistics.quantiles(values, n=4)
-    return low, median, high
+    return max(low, min(values)), median, min(high, max(values))  # of two values it extrapolates
 
 
 def check_idle(device: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import Split
 from ..errors import ArgumentError
 from ..metrics import accuracy, class_scores, expected_calibration_error
-from .evaluation import Outputs, positive_score
+from .evaluation import Outputs
 
 SPLITS = ("all", "in", "out")
 
@@ -74,6 +74,5 @@ def assess(
 def _scores(outputs: Outputs, mask: Tensor) -> Scores:
     predicted, target, confidence = outputs.predicted[mask], outputs.target[mask], outputs.confidence[mask]
     ece = expected_calibration_error(confidence, predicted == target)
-    positive = positive_score(outputs.probabilities[mask])
     by_name = {"accuracy": accuracy(predicted, target).item(), "ece": ece.item()}
-    return Scores(images=int(mask.sum()), **by_name, **class_scores(predicted, target, positive))
+    return Scores(images=int(mask.sum()), **by_name, **class_scores(predicted, target, outputs.positive[mask]))

@@ -33,6 +33,7 @@ class Outputs(NamedTuple):
     probabilities: Tensor  # of all classes in the data's order, (N, C)
     features: Tensor  # input of the classifier, (N, D); (N, 0) if the network does not return it
     uncalibrated: Tensor  # `confidence` without the temperature
+    positive: Tensor  # `positive_score`, (N,)
 
 
 @torch.no_grad()
@@ -52,8 +53,7 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
             logits = network(images, *metadata)
             # In half precision the loss would have three digits
             loss = F.cross_entropy(logits.float(), target, reduction="none")
-            positive = positive_score(logits.float().softmax(dim=1))
-            rows.append(gather((logits.argmax(1), target, group, loss, positive)))
+            rows.append(gather((logits.argmax(1), target, group, loss, positive_score(logits))))
     finally:
         # Module by module, because frozen batch normalization is in evaluation mode during training
         for module in training:
@@ -82,10 +82,12 @@ def collect_outputs(
         columns.append([part.cpu() for part in gather(row)])
     target, group, logits, features = (torch.cat(parts) for parts in zip(*columns, strict=True))
     # From the order of the logits to the order of the classes
-    plain = logits[:, positions.argsort()].softmax(dim=1)
+    logits = logits[:, positions.argsort()]
+    plain = logits.softmax(dim=1)
     uncalibrated, predicted = plain.max(dim=1)  # rounding cannot change the class with the temperature
-    probabilities = (logits[:, positions.argsort()] / temperature).softmax(dim=1) if temperature != 1 else plain
-    return Outputs(predicted, target, group, probabilities.amax(1), probabilities, features, uncalibrated)
+    probabilities = (logits / temperature).softmax(dim=1) if temperature != 1 else plain
+    confidence, positive = probabilities.amax(1), positive_score(logits)
+    return Outputs(predicted, target, group, confidence, probabilities, features, uncalibrated, positive)
 
 
 def domain_accuracies(
@@ -97,10 +99,11 @@ def domain_accuracies(
     return tuple(accuracy[0::2]), tuple(accuracy[1::2])
 
 
-def positive_score(probabilities: Tensor) -> Tensor:
-    """(N, C) -> (N,) probability of the second of two classes; NaN for other numbers of classes."""
-    is_binary = probabilities.shape[1] == 2
-    return probabilities[:, 1] if is_binary else torch.full_like(probabilities[:, 0], torch.nan)
+def positive_score(logits: Tensor) -> Tensor:
+    """(N, C) -> (N,) float32 log-odds of the second of two classes; NaN for other numbers of classes."""
+    # Not its probability, which rounds to 1 for many images of a confident network
+    scores = logits.float()
+    return scores[:, 1] - scores[:, 0] if logits.shape[1] == 2 else torch.full_like(scores[:, 0], torch.nan)
 
 
 def in_scores(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:

@@ -1,7 +1,7 @@
 """The numbers that a run reports, in words, with the images behind them."""
 
 from collections.abc import Sequence
-from math import isnan
+from math import isnan, nan
 from typing import NamedTuple
 
 from ..data import UNGROUPED
@@ -46,6 +46,11 @@ def headlines(record: Record) -> list[Headline]:
     several = len(record.test_domains) > 1
     meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
     return [Headline(meaning, reported_accuracy(record), record.images(record.test_domains), not several)]
+
+
+def headline_accuracy(record: Record) -> float:
+    """Returns the first of `headlines`; NaN if no domain was held out."""
+    return headlines(record)[0].value if record.test_domains else nan
 
 
 def summary(record: Record) -> str:

@@ -192,6 +192,12 @@ def _canonical(value: object) -> object:
     return value if value is None else str(value)
 
 
+def method_of(args: Arguments) -> str:
+    """Describes the architecture and the training method of a run, for `Calibration.method`."""
+    texts = [str(args[name]) for name in ("algorithm", "averaging", "model", "average_method") if args.get(name)]
+    return ", ".join([*texts, *([canonical_json(args["model_kwargs"])] if args.get("model_kwargs") else [])])
+
+
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     """Checks that a run is resumed with the arguments that it was started with, as far as they affect results."""
     before, now = (dict(canonical_names(arguments)) for arguments in (recorded, given))

@@ -65,9 +65,9 @@ class SweepFacts:
         return {name: value for name, value in first.items() if all(run.get(name) == value for run in others)}
 
     @property
-    def at_chance(self) -> list[str]:
-        """Names of the runs whose selection is at chance."""
-        return [run.name for run in self.runs if at_chance(run)]
+    def at_chance(self) -> list[Path]:
+        """Folders of the runs whose selection is at chance."""
+        return [run.run.folder for run in self.runs if at_chance(run)]
 
     @property
     def cautions(self) -> list[str]:
@@ -96,9 +96,9 @@ def read_sweep(folder: Path) -> SweepFacts:
     """Reads all runs below a folder."""
     finished, folders = find_runs([folder])
     unfinished = [_unfinished(path) for path in folders]
-    names = {run.folder.name for run in finished} | {run.name for run in unfinished}
+    known = {run.folder for run in finished} | set(folders)
     # A run that ended before its first evaluation has no folder, only a log.
-    logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.stem not in names]
+    logs = [log for log in sorted(folder.rglob("logs/*.log")) if log.parent.parent / log.stem not in known]
     unfinished += [Unfinished(log.stem, _state_of_log(log), "no evaluation yet", None) for log in logs]
     by_data = {name: [run for run in finished if run.dataset == name] for name in sorted({r.dataset for r in finished})}
     sites = {name: attempt(partial(new_site, runs)) for name, runs in by_data.items()}

@@ -31,7 +31,8 @@ class NewSite:
 
     Columns of `rows`, in shares: row (`RowKey`), domains and seeds (numbers), accuracy, low, high and clipped (see
     `prediction_interval`), worst_domain, worst, validation, gap. Columns of the comparison with the first row:
-    difference, better_in (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison in words.
+    difference, better_in and paired (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison
+    in words.
     """
 
     runs: Sequence[FinishedRun]
@@ -147,6 +148,7 @@ def _rows(counted: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     by_domain = differences.groupby("domain").mean()
     p, p_domains = ([sign_flip_p(table[row].dropna()) for row in others] for table in (differences, by_domain))
     rows = rows.assign(gap=rows.validation - means, difference=by_domain.mean(), better_in=(by_domain > 0).sum())
+    rows = rows.assign(paired=by_domain.count())
     rows = rows.assign(pairs=differences.count(), p=pd.Series(holm(p), others), p_domains=pd.Series(p_domains, others))
     rows["comparison"] = [_comparison(row) for row in rows.itertuples()]
     for row in accuracies.index.difference(complete):

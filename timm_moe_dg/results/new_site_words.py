@@ -97,7 +97,7 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
         line |= {"worst domain": f"{row.worst_domain}, {percent(row.worst)}", "gap": percent(row.gap, sign="+")}
         if isfinite(row.p):
             line |= {"difference": percent(row.difference, sign="+")}
-            line |= {"better in": f"{row.better_in:.0f} of {row.domains}", "pairs": f"{row.pairs:.0f}"}
+            line |= {"better in": f"{row.better_in:.0f} of {row.paired:.0f}", "pairs": f"{row.pairs:.0f}"}
             line |= {"p, pairs": f"{row.p:.2g}", "p, domains": f"{row.p_domains:.2g}"}
         compared.append(line)
     texts = pd.DataFrame({"held-out domain": domains.domain, "accuracy": domains.accuracy.map(percent)})

@@ -27,11 +27,10 @@ def trained_region(run: FinishedRun) -> str | None:
     return regions.get(trained[0])
 
 
-def held_out_regions(run: FinishedRun) -> str:
-    """Names the regions that a run held out, separated by commas; "" if it was trained on all or has no regions."""
+def held_out_regions(run: FinishedRun) -> list[str]:
+    """Names the regions that a run held out; none if it was trained on all or has no regions."""
     first = run.records[0]
-    names = [name for position, name in _regions(first).items() if first.roles and position in first.test_domains]
-    return ", ".join(names)
+    return [name for position, name in _regions(first).items() if first.roles and position in first.test_domains]
 
 
 def joined_regions(runs: Sequence[FinishedRun]) -> Record:

@@ -53,7 +53,9 @@ def formatted(title: str, texts: pd.DataFrame, format_: str, missing: Sequence[s
     notes = ["", "Missing runs:", "", *map(markdown if format_ == "markdown" else one_line, missing)] if missing else []
     if format_ == "latex":  # with the package booktabs
         align = "ll" + "c" * (len(titles) - 2)
-        tabular = escaped.to_latex(index=False, header=titles, escape=False, column_format=align)
+        # pandas calls `str.format` on titles
+        header = [title.replace("{", "{{").replace("}", "}}") for title in titles]
+        tabular = escaped.to_latex(index=False, header=header, escape=False, column_format=align)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{escape(title)}}}", tabular.rstrip(), r"\end{table}"]
         return "\n".join([*lines, *(f"% {note}" for note in notes)])
     style, title, bullet = ("simple", title, "  ") if format_ == "text" else ("github", f"**{escape(title)}**", "- ")

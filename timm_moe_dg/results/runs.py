@@ -10,11 +10,12 @@ import pandas as pd
 
 from ..data import BENCHMARKS
 from ..errors import RecordError
+from ..protocols.headline import headline_accuracy
 from ..protocols.in_effect import comparable, in_effect, spelled_out
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, canonical_names
 from ..protocols.records import SCORED_ROLES, Record, Score, read_records
 from ..protocols.run_identity import canonical_json, setting_text, settings
-from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
+from ..protocols.selection import training_domain_validation, validation_accuracy
 
 RESULTS = "results.jsonl"
 NOTHING = canonical_json(None)
@@ -154,7 +155,7 @@ def _rows(run: FinishedRun, finished: bool) -> Iterator[dict[str, object]]:
         row |= {"selected": record is selected, "averaged": record.averaged}
         row |= {name: _hashable(value) for name, value in {**settings, **record.hparams}.items()}
         row |= {name: getattr(record, name) for name in ("step", "epoch", "step_time", "mem_gb")} | {**record.losses}
-        row |= {"validation_acc": validation_accuracy(record), "test_acc": reported_accuracy(record), **record.scores}
+        row |= {"validation_acc": validation_accuracy(record), "test_acc": headline_accuracy(record), **record.scores}
         for role in SCORED_ROLES:
             scores = record.roles.get(role, {})
             row |= {f"{role}_{name}": score for name, score in scores.items() if name in get_args(Score)}

@@ -231,11 +231,10 @@ def _official_tables(runs: pd.DataFrame, rule: str, further: Sequence[Column], b
     regional = rule == PER_REGION
     # Runs of one region and runs of all regions never share a table.
     runs = runs[[bool(trained_region(run)) == regional for run in runs.run]]
-    runs = runs.assign(domain="" if regional else runs.run.map(held_out_regions))
-    return [
-        _official_table(members, rule, further, by_group)
-        for _, members in runs.groupby(runs.domain.str.count(",") + (runs.domain != ""))
-    ]
+    held_out = [[] if regional else held_out_regions(run) for run in runs.run]
+    numbers = pd.Series(list(map(len, held_out)), runs.index)
+    runs = runs.assign(domain=list(map(", ".join, held_out)))
+    return [_official_table(members, rule, further, by_group) for _, members in runs.groupby(numbers)]
 
 
 def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by_group: bool) -> Table:

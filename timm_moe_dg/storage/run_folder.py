@@ -15,14 +15,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from ..errors import ArgumentError, RecordError, StorageError, check_regular_file
-from ..protocols.headline import headlines
+from ..protocols.headline import headline_accuracy
 from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged, read_arguments
@@ -174,11 +173,19 @@ def run_arguments(model: str) -> dict[str, Any]:
     return dict(read_arguments(path, "model")) if source == "local-dir" and path.is_file() else {}
 
 
+def warn_of_unfinished(model: str) -> None:
+    """Logs that a `local-dir:` model is the best network so far of a run that has not finished."""
+    source, _, place = model.partition(":")
+    folder = Path(place).parent
+    if source == "local-dir" and (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
+        _logger.warning(f"{folder}: the run has not finished, and this is its best network so far")
+
+
 def summary_row(record: Record) -> dict[str, float | bool]:
     """Returns the numbers of an evaluation by column of summary.csv."""
     row = {"step": record.step, "epoch": record.epoch, **dict(sorted(record.losses.items()))}
     row |= {"step_time": record.step_time, "validation_acc": validation_accuracy(record)}
-    row["test_acc"] = headlines(record)[0].value if record.test_domains else nan
+    row["test_acc"] = headline_accuracy(record)
     return row | record.scores | {"averaged": record.averaged}
 
 

@@ -52,7 +52,7 @@ def test_a_copy_without_attributes_has_none(cub):
 def test_a_part_is_in_the_middle_of_its_patches_and_nowhere_without_any():
     members = torch.tensor([[[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]]]).bool()
     photographs = FolderDomain("a", ("crow",), [0, 0], ["1", "2"])
-    birds = AnnotatedDomain(photographs, [0, 1], members, ("beak", "tail"), None, ())
+    birds = AnnotatedDomain(photographs, [0, 1], ["a", "b"], members, ("beak", "tail"), None, ())
     first, second = middles(birds, ["tail", "beak"], (2, 3))
     assert first == {"tail": pytest.approx((5 / 6, 3 / 4)), "beak": pytest.approx((2 / 6, 1 / 4))}
     assert second == {"tail": pytest.approx((1 / 6, 2 / 4))}

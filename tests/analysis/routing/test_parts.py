@@ -122,6 +122,23 @@ def test_attributes_are_tested_by_exchanging_images(follows, significant):
         assert association.nmi.value == pytest.approx(1.0)
 
 
+def test_images_of_one_picture_are_one_observation():
+    """Five copies of each image change no value and no p value. As images of their own, chance would be significant."""
+    generator = torch.Generator().manual_seed(0)
+    (members, _), held = drawn(images=20), torch.randint(0, 2, (20,), generator=generator).bool()
+    attributes, names = torch.stack([held, ~held], dim=1), ("a::x", "a::y")
+    first = torch.randint(0, 4, (20, 16), generator=generator).where(torch.rand(20, 16, generator=generator) < 0.5, 0)
+    copies, shown = [part.repeat(5, 1, 1) for part in (members, first[..., None])], [str(i) for i in range(20)] * 5
+    once = associate_attributes(attributes, names, first, 4, 99)["a"].nmi
+    tested = associate_attributes(attributes.repeat(5, 1), names, copies[1][..., 0], 4, 99, pictures=shown)["a"].nmi
+    assert (tested.value, tested.p) == (pytest.approx(once.value), once.p)
+    parts = associate_parts(members, NAMES, first, 4, 99).nmi
+    tests = [associate_parts(copies[0], NAMES, copies[1][..., 0], 4, 99, pictures=names) for names in (shown, None)]
+    together, apart = (float(test.nmi.null.mean() / parts.null.mean()) for test in tests)
+    assert together == pytest.approx(1, rel=0.1)
+    assert apart < 0.3
+
+
 def test_names_make_groups_and_sides():
     assert grouped(("a::x", "b::y", "a::z", "c")) == {"a": [0, 2], "b": [1], "c": [3]}
     assert sides(("back", "left eye", "right eye", "left leg")) == {"eye": (1, 2)}

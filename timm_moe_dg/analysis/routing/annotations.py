@@ -32,6 +32,7 @@ class AnnotatedDomain(NamedTuple):
 
     domain: Domain
     positions: list[int]  # of the B images in the domain
+    pictures: list[str]  # B names, which the images of one picture in several domains share
     members: Tensor  # bool (B, P, N), whether a patch counts for a part
     parts: tuple[str, ...]  # P names
     attributes: Tensor | None  # bool (B, A); None if unknown
@@ -103,7 +104,8 @@ def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, i
 def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int]) -> AnnotatedDomain:
     members = area_members(torch.as_tensor(domain.part_maps[positions]), len(domain.part_names), grid)
     attributes = torch.as_tensor(domain.attributes[positions])
-    return AnnotatedDomain(domain, positions, members, domain.part_names, attributes, domain.attribute_names)
+    pictures = [domain.file(index) for index in positions]
+    return AnnotatedDomain(domain, positions, pictures, members, domain.part_names, attributes, domain.attribute_names)
 
 
 def _from_cub(
@@ -120,7 +122,8 @@ def _from_cub(
     members = point_members(points, annotations.visible[rows], boxes, patch_centers(grid, view.size))
     attributes = None if annotations.attributes is None else annotations.attributes[rows]
     parts = (*annotations.parts, BACKGROUND)
-    return AnnotatedDomain(domain, positions, members, parts, attributes, annotations.attribute_names)
+    pictures = [keys[index] for index in positions]
+    return AnnotatedDomain(domain, positions, pictures, members, parts, attributes, annotations.attribute_names)
 
 
 def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:

@@ -81,36 +81,64 @@ def count_parts(members: Tensor, first: Tensor, num_experts: int) -> Tensor:
 
 
 def associate_parts(
-    members: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
+    members: Tensor,
+    names: Sequence[str],
+    first: Tensor,
+    num_experts: int,
+    permutations: int,
+    seed: int = 0,
+    pictures: Sequence[str] | None = None,
 ) -> Association:
-    """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each image."""
+    """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each picture.
+
+    `pictures` names the picture that each image shows. Images of one picture share a permutation, because they are
+    routed alike and have the same parts. By default every image is a picture of its own.
+    """
     generator = torch.Generator().manual_seed(seed)
-    counts = count_parts(members, first, num_experts)
-    permuted = (permuted_patches(first, generator) for _ in range(permutations))
+    counts, shown = count_parts(members, first, num_experts), _numbers(pictures, len(first))
+    permuted = (permuted_patches(first, generator, shown) for _ in range(permutations))
     null = normalized_mutual_information(torch.stack([count_parts(members, f, num_experts) for f in permuted]))
     return _association(names, counts, permutation_test(normalized_mutual_information(counts), null))
 
 
-def permuted_patches(first: Tensor, generator: torch.Generator) -> Tensor:
-    """Permutes the patches of each image: (B, N) -> (B, N)."""
-    return first.gather(1, torch.rand(first.shape, generator=generator).argsort(1))
+def permuted_patches(first: Tensor, generator: torch.Generator, shown: Tensor | None = None) -> Tensor:
+    """Permutes the patches of each image, alike in images with the same number in `shown` (B,): (B, N) -> (B, N)."""
+    order = torch.rand(first.shape, generator=generator).argsort(1)
+    return first.gather(1, order if shown is None else order[shown])
+
+
+def _numbers(pictures: Sequence[str] | None, images: int) -> Tensor:
+    """(B,) int64: the number of each image's picture, below B."""
+    index_of = {name: number for number, name in enumerate(dict.fromkeys(pictures or range(images)))}
+    return torch.tensor([index_of[name] for name in pictures or range(images)])
 
 
 def associate_attributes(
-    attributes: Tensor, names: Sequence[str], first: Tensor, num_experts: int, permutations: int, seed: int = 0
+    attributes: Tensor,
+    names: Sequence[str],
+    first: Tensor,
+    num_experts: int,
+    permutations: int,
+    seed: int = 0,
+    pictures: Sequence[str] | None = None,
 ) -> dict[str, Association]:
     """Measures how first experts (B, N) depend on attributes, bool (B, A), for each group of names GROUP::VALUE.
 
     The table is M = sum over images of a c^T, with attributes a and counts c of first experts. All groups share the
-    permutations. The p-values are not corrected for the number of groups.
+    permutations. The p-values are not corrected for the number of groups. Images of one picture, see
+    `associate_parts`, have the same attributes.
     """
     generator = torch.Generator().manual_seed(seed)
-    counts = F.one_hot(first, num_experts).sum(1).double()
-    by_image = attributes.double().T
-    table = by_image @ counts
-    # The null permutes images: permuting the patches of an image would not change its counts
+    shown = _numbers(pictures, len(first))
+    positions = [shown.tolist().index(number) for number in range(int(shown.max()) + 1)]
+    # Images of one picture are no independent observations: their counts are added
+    by_image = F.one_hot(first, num_experts).sum(1).double()
+    counts = by_image.new_zeros(len(positions), num_experts).index_add_(0, shown, by_image)
+    by_picture = attributes[positions].double().T
+    table = by_picture @ counts
+    # The null permutes pictures: permuting the patches of an image would not change its counts
     orders = [torch.randperm(len(counts), generator=generator) for _ in range(permutations)]
-    null_tables = torch.stack([by_image @ counts[order] for order in orders])
+    null_tables = torch.stack([by_picture @ counts[order] for order in orders])
     associations = {}
     for group, rows in grouped(names).items():
         null = normalized_mutual_information(null_tables[:, rows])

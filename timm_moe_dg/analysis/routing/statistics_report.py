@@ -11,6 +11,7 @@ import torch
 from ...data import Domain
 from ...errors import ArgumentError
 from ...layers import GeoMoeMlp
+from ...protocols.run_identity import sha256
 from ...storage.atomic import json_text
 from ..run_view import RunView
 from .annotations import annotate
@@ -42,12 +43,13 @@ def draw_attributes(
     annotated = annotate(view, [range(len(domain))[:max_images] for domain in view.domains], grid, cub)
     maps = [_route(view, part.domain, part.positions, block) for part in annotated]
     first = torch.cat([domain_map.first.flatten(1) for domain_map in maps])
-    routing = (first, maps[0].num_experts, permutations)
+    routing: dict[str, Any] = {"first": first, "num_experts": maps[0].num_experts, "permutations": permutations}
+    routing["pictures"] = [name for part in annotated for name in part.pictures]
     members = torch.cat([part.members for part in annotated])
-    associations = {PARTS: associate_parts(members, annotated[0].parts, *routing)}
+    associations = {PARTS: associate_parts(members, annotated[0].parts, **routing)}
     if annotated[0].attributes is not None:
         attributes = torch.cat([part.attributes for part in annotated if part.attributes is not None])
-        associations |= associate_attributes(attributes, annotated[0].attribute_names, *routing)
+        associations |= associate_attributes(attributes, annotated[0].attribute_names, **routing)
     plot_association(associations[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
     groups = {name: association for name, association in associations.items() if name != PARTS}
     if groups:
@@ -96,7 +98,8 @@ def draw_invariance(
     pairs = routing_invariance(experts, pictures, rotations, permutations)
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    compared = {"block": block, "max_images": max_images, "angles": rotations}
+    network = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
+    compared = {"block": block, "max_images": max_images, "angles": rotations, "network_sha256": network}
     baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
