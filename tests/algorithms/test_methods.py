@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from tests.algorithms.networks import CLASSES, SmallMlp, minibatches, network
@@ -147,6 +148,21 @@ def test_v_rex_weighs_the_variance_by_1_and_from_its_step_on_by_lambda_with_a_fr
         torch.testing.assert_close(losses["loss"], risks.mean() + weight * risks.var(correction=0))
         counted = {int(state["step"]) for state in context.optimizer.state.values()}
         assert counted == {step + 1 - (anneal if step >= anneal else 0)}
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "adan"])
+def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(name):
+    net = network("mlp")
+    algorithm, context = build("VREx", net, vrex_penalty_anneal_iters=2)
+    optimizer = create_optimizer_v2(net, name, lr=0.1)
+    train(algorithm, replace(context, optimizer=optimizer), "mlp", range(2))
+    other = deepcopy(net)
+    optimizers = [optimizer, create_optimizer_v2(other, name, lr=0.1)]
+    for model, its_optimizer in zip((net, other), optimizers, strict=True):
+        train(algorithm, replace(context, model=model, optimizer=its_optimizer), "mlp", range(2, 3))
+        algorithm.count = 2
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("method", ["Fishr", "CORAL", "MMD", "DANN", "CDANN"])

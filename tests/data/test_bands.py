@@ -58,6 +58,17 @@ def test_pixels_without_data_become_the_mean_of_their_band(tmp_path, value):
     torch.testing.assert_close(view, torch.where(pixels.isnan(), 0.0, 1.5))
 
 
+@pytest.mark.parametrize("augmentation", [None, "photograph", "digit", "none"])
+def test_a_resized_image_loses_no_more_than_the_values_without_data(augmentation):
+    pixels = torch.full((4, 80, 80), 0.75)
+    pixels[:, ::4, ::4] = torch.nan  # each pixel of the view covers some
+    normalization = ([0.25] * 4, [0.5] * 4)
+    view = evaluation_transform((8, 8), *normalization)
+    if augmentation:
+        view = training_transform(augmentation, (8, 8), *normalization)
+    torch.testing.assert_close(view(pixels), torch.full((4, 8, 8), 15 / 16), atol=0.03, rtol=0)
+
+
 @pytest.mark.parametrize(("missing", "refused"), [(8, False), (9, True)])
 def test_a_tile_with_more_than_half_missing_is_refused(tmp_path, missing, refused):
     values = np.arange(1, 81, dtype=np.float32).reshape(5, 4, 4)

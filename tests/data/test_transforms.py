@@ -47,6 +47,12 @@ def test_evaluation_squeezes_and_normalizes():
     np.testing.assert_allclose(result.numpy(), expected, atol=2e-6)
 
 
+def test_tensors_of_bytes_are_divided_by_255():
+    image = torch.full((3, 8, 8), 51, dtype=torch.uint8)
+    view = evaluation_transform((4, 4), [0.1, 0.2, 0.3], [0.5] * 3)(image)
+    torch.testing.assert_close(view, torch.tensor([0.2, 0.0, -0.2])[:, None, None].expand(3, 4, 4))
+
+
 def test_evaluation_is_not_random():
     transform = evaluation_transform((16, 16), MEAN, STD)
     assert torch.equal(transform(noise_image()), transform(noise_image()))

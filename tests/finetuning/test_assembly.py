@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from accelerate import Accelerator
 from PIL import Image
 from torch import nn
 
@@ -14,6 +15,7 @@ from tests.saved_run import SMALL as SAVED
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import (
+    build_model,
     build_task_loss,
     class_weights,
     mean_and_std,
@@ -21,6 +23,7 @@ from timm_moe_dg.finetuning.assembly import (
     set_expert_mode,
 )
 from timm_moe_dg.finetuning.plan import describe, make_plan
+from timm_moe_dg.finetuning.process_state import process_state_kept
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.protocols.options import RunOptions, run_parser
@@ -63,6 +66,34 @@ def test_weights_of_losses_that_a_model_does_not_have_are_refused(model, option,
     words = ["--dataset", "geo_digits", "--model", model, "--model-kwargs", *size, option, "0.1"]
     with pytest.raises(ArgumentError, match=r"_coef=0\.1: .*VisionTransformer has no such loss; leave it out"):
         prepare_network(plan_of(tmp_path, *words))
+
+
+def test_an_optimizer_of_parts_of_stacks_trains_the_network_of_several_processes(tmp_path, monkeypatch):
+    size = [f"{name}={value}" for name, value in {**SIZE, "moe_layers": (0,)}.items()]
+    plan = plan_of(tmp_path, "--opt", "lamb", "--model", "gmoe_tiny_patch16", "--model-kwargs", *size)
+    with process_state_kept(tmp_path):
+        accelerator = Accelerator(cpu=True)
+        # As accelerate calls it there
+        monkeypatch.setattr(type(accelerator), "device", torch.device("cpu:0"))
+        model = build_model(plan, accelerator)
+        for parameter in model.network.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before = model.network.blocks[0].mlp.fc1.weight.detach().clone()
+        model.training.optimizer.step()
+    assert not torch.equal(model.network.blocks[0].mlp.fc1.weight, before)
+
+
+def test_two_compiled_runs_of_one_process_have_programs_of_their_own(tmp_path, monkeypatch):
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda network: compiled(network, backend="eager"))  # quick
+    size = [f"{name}={value}" for name, value in SIZE.items()]
+    model = ["--model", "deit_tiny_patch16_224", "--img-size", "16", "--compile", "--model-kwargs", *size]
+    for method in ("ERM", "SD", "MIRO"):  # the last one reads features by hooks
+        with process_state_kept(tmp_path):
+            plan = plan_of(tmp_path, "--algorithm", method, *model)
+            training = build_model(plan, Accelerator(cpu=True))
+            minibatches = [(torch.randn(2, 3, 16, 16), torch.tensor([0, 1]))] * len(plan.training)
+            training.algorithm.take_step(training.training, minibatches)
 
 
 def test_sizes_between_patches_are_refused():
@@ -116,6 +147,12 @@ def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
     unknown = [replace(domain, metadata=np.full_like(domain.metadata, np.nan)) for domain in plan.domains]
     with pytest.raises(ArgumentError, match=message.format("geo_digits")):
         prepare_network(replace(plan, domains=unknown))
+
+
+@pytest.mark.parametrize(("mode", "tokens"), [("routed", 256), ("shared", 0)])
+def test_routed_experts_have_a_diversity_loss_where_they_compute(mode, tokens, tmp_path):
+    network = prepare_network(plan_of(tmp_path, *MOGE, "--dataset", "geo_digits", "--expert-mode", mode))
+    assert network.blocks[-1].mlp.forced_tokens == tokens
 
 
 def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):

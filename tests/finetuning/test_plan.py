@@ -245,6 +245,7 @@ def test_methods_with_a_task_loss_of_their_own_refuse_what_they_would_ignore(wor
     ("words", "message"),
     [
         (["--min-lr", "1e-5"], r"min_lr=1e-05: has no effect without --sched NAME; add it"),
+        (["--momentum", "0.5"], r"momentum=0\.5: has no effect with --opt adam; leave it out, or take one such as sgd"),
         (["--band-init", "zero"], r"band_init='zero': has no effect without --bands; add it"),
         (
             ["--class-weights", "balanced", "--grad-accum-steps", "2"],  # ERM in parts is said to be ERM
@@ -255,6 +256,15 @@ def test_methods_with_a_task_loss_of_their_own_refuse_what_they_would_ignore(wor
 def test_options_that_would_do_nothing_or_something_else_are_refused(words, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         plan_of(tmp_path, *words)
+
+
+def test_penalties_and_averages_that_begin_after_the_last_step_are_warned_of(tmp_path, caplog):
+    words = ["--algorithm", "Fishr", "--averaging", "moving", "--steps"]
+    plan_of(tmp_path, *words, "1501")
+    assert "has no effect" not in caplog.text
+    plan_of(tmp_path, *words, "100")
+    for name in ("penalty_anneal_iters=1500", "sma_start_iter=100"):
+        assert f"{name}: the penalty or average that begins there has no effect in 100 steps" in caplog.text
 
 
 DEFAULTS = {"lr": 1e-3, "weight_decay": 0.0, "batch_size": 8, "penalty": 1.0}

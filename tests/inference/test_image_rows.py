@@ -95,6 +95,9 @@ def test_a_tar_file_cut_anywhere_is_an_error(tmp_path):
             list(image_rows([str(tmp_path / "cut.tar")], PLACES))
     (tmp_path / "cut.tar").write_bytes(content[: end + 512])
     assert len(list(image_rows([str(tmp_path / "cut.tar")], PLACES))) == 3
+    (tmp_path / "cut.tar").write_bytes(content + content)  # two files, one after the other
+    with pytest.raises(DataError, match=f"more follows behind its end mark at byte {end}"):
+        list(image_rows([str(tmp_path / "cut.tar")], PLACES))
     damaged = content[:1024] + b"x" * 512 + content[1536:]
     (tmp_path / "cut.tar").write_bytes(damaged)
     with pytest.raises(DataError, match="no end mark at byte 1024"):

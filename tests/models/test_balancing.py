@@ -9,10 +9,12 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
+from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import Tensor, nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
+from timm_moe_dg.algorithms.adversarial import DANN
 from timm_moe_dg.finetuning.linear_probing import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
 from timm_moe_dg.networks.freeze import FREEZABLE
@@ -50,6 +52,33 @@ def take_steps(model: nn.Module, number: int, lr: float = 0.1, **context: Any) -
 def state(model: nn.Module) -> Tensor:
     (router,) = (module for module in model.modules() if isinstance(module, Router))
     return router.expert_thresholds if router.expert_bias is None else router.expert_bias
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_half_precision_the_state_moves_by_small_steps_too(kind):
+    whole, half = still(kind), still(kind).bfloat16()
+    assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
+    for model in (whole, half):
+        (router,) = (module for module in model.modules() if isinstance(module, Router))
+        state(model).fill_(0.75)
+        router.expert_counts = torch.arange(router.num_experts)
+        if router.threshold_sums is not None:
+            router.threshold_sums = torch.tensor([0.7] * router.num_experts + [1.0])
+        timm_moe_dg.after_step(model)
+    assert torch.equal(state(half), state(whole))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_a_discriminator_do_not_move_the_state(kind):
+    model = still(kind)
+    method = DANN(Setup(model, 3, 4, hparams={"d_steps_per_g_step": 2}))
+    context = StepContext(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before, moved = state(model).clone(), []
+    for _ in range(3):
+        method.take_step(context, domains())
+        moved.append(not torch.equal(state(model), before))
+        before = state(model).clone()
+    assert moved == [False, True, False]  # the second of three steps is the network's
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,16 +124,23 @@ def test_linear_steps_move_the_state_of_routers_that_they_train(kind, routers):
     assert moves == [routers, routers, True]
 
 
-@pytest.mark.parametrize(
-    ("shares", "is_infinite"), [(None, False), ([0.5, 0.5], False), ([0, 1], False), ([1, 0], True)]
-)
-def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_infinite):
+@pytest.mark.parametrize(("shares", "is_unset"), [(None, False), ([0.5, 0.5], False), ([0, 1], False), ([1, 0], True)])
+def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_unset):
     start, model = still("threshold"), still("threshold")
     take_steps(model, 1)
     mean = mean_weights([start.state_dict(), model.state_dict()], shares)
     (thresholds,) = (value for name, value in mean.items() if name.endswith("expert_thresholds"))
-    expected = torch.full_like(state(model), torch.inf) if is_infinite else state(model)
-    assert torch.equal(thresholds, expected)
+    assert torch.equal(thresholds, state(start) if is_unset else state(model))
+
+
+@pytest.mark.parametrize("average", [ModelEmaV2, ModelEmaV3])
+def test_timms_averages_of_a_network_from_its_first_step_on_have_thresholds(average):
+    model = still("threshold")
+    averaged = average(model, decay=0.5)
+    for _ in range(30):
+        take_steps(model, 1, lr=0.0)
+        averaged.update(model)
+    torch.testing.assert_close(state(averaged.module), state(model))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -94,7 +94,6 @@ def take_steps(module: nn.Module, optimizer: torch.optim.Optimizer, numbers: ran
     for number in numbers:
         for part in parts:
             part.grad = torch.randn(part.shape, generator=torch.Generator().manual_seed(number))
-        torch.manual_seed(number)  # kron draws random probes
         optimizer.step()
         optimizer.zero_grad()
         assert all(parameter.grad is None for parameter in module.parameters())
@@ -125,6 +124,14 @@ def test_a_resumed_optimizer_of_stacks_goes_on_bit_by_bit(name):
         take_steps(resumed, its_optimizer, range(2, 4)), take_steps(mixture, optimizer, range(2, 4)), strict=True
     ):
         assert torch.equal(part, expected)
+
+
+def test_parts_of_a_model_that_was_moved_since_are_refused():
+    model = BY_NAME["gmoe_tiny_patch16"].small()
+    parts = layer_parameters(model)
+    model.double()
+    with pytest.raises(ArgumentError, match="the model was moved to another device or type"):
+        torch.optim.SGD(parts, lr=0.1).step()
 
 
 @pytest.mark.parametrize("name", ["adahessian", "bnbadam", "fusedlamb"])

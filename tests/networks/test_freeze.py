@@ -1,5 +1,7 @@
 """Freezing: a new classifier learns, on features that stay the same to the bit."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -33,6 +35,28 @@ def test_only_a_new_classifier_learns_and_features_are_those_of_evaluation() -> 
         optimizer.step()
     assert torch.equal(model.eval().forward_features(images), before)
     assert not torch.equal(model.head.weight, classifier.weight.detach() * 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"capacity_factor": 0.5}, {"router_kwargs": {"choice": "expert"}}, {"router": "linear", "top_k": 1}]
+)
+def test_frozen_features_are_routed_as_in_evaluation(options: dict[str, Any]) -> None:
+    model = timm.create_model("gmoe_tiny_patch16", **SIZES, router_noise=5.0, **options)
+    freeze_backbone(model)
+    images = torch.randn(6, 3, 16, 16)
+    assert torch.equal(model.train().forward_features(images), model.eval().forward_features(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnet10t", {}), ("vit_tiny_patch16_224", {**SIZES, "patch_drop_rate": 0.5})]
+)
+def test_frozen_features_lose_nothing_by_chance(name: str, options: dict[str, Any]) -> None:
+    model = timm.create_model(name, **{"num_classes": 3, "drop_rate": 0.5, **options})
+    freeze_backbone(model)
+    freeze_batch_norm(model.train())
+    images = torch.randn(2, 3, 16, 16)
+    logits = model(images)
+    assert torch.equal(model.eval()(images), logits)
 
 
 def test_a_model_without_a_classifier_is_refused() -> None:

@@ -244,6 +244,17 @@ def test_parts_of_other_images_and_damaged_ones_are_refused(images, moge, tmp_pa
     assert (output / "part-00001.parquet").read_bytes() == good
 
 
+def test_shards_of_other_images_are_refused(images, moge, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in "bcdefg":
+        (tmp_path / "images" / f"{name}.png").write_bytes((images / "0.png").read_bytes())
+    words = ["--model", moge, tmp_path / "images", "--output", tmp_path / "parts", "--shard"]
+    predict(*words, "0/2")
+    (tmp_path / "images" / "a.png").write_bytes((images / "0.png").read_bytes())  # moves all others to later places
+    with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images; images were added"):
+        predict(*words, "1/2")
+
+
 def test_the_job_of_skypilot_runs_the_command(capsys):
     yaml = pytest.importorskip("yaml")
     load_tool("predict").main(["--model", "output/RUN", "a b.tar", "--output", "/data/parts", "--sky"])

@@ -148,11 +148,24 @@ def test_pixels_that_the_scene_s_mask_hides_have_no_class(gmoe, tmp_path):
         np.testing.assert_array_equal(file.read(1) != file.nodata, valid)
 
 
+def test_a_map_has_the_scene_s_ground_control_points(gmoe, tmp_path):
+    points = [
+        rasterio.control.GroundControlPoint(*place) for place in ((0, 0, 10, 50), (0, 70, 11, 50), (60, 0, 10, 49))
+    ]
+    scene = write_scene(tmp_path / "scene.tif", halves(60, 70)[:3], crs="EPSG:4326", transform=None, gcps=points)
+    predict(gmoe, scene, tmp_path / "map.tif")
+    with rasterio.open(scene) as whole, rasterio.open(tmp_path / "map.tif") as file:
+        assert list(map(str, file.gcps[0])) == list(map(str, whole.gcps[0]))
+        assert (len(file.gcps[0]), file.gcps[1].to_epsg()) == (3, 4326)
+
+
 def test_transparent_pixels_have_no_class(gmoe, tmp_path):
     values = (patches(60, 70, 4) // 257).astype(np.uint8)
     values[3] = 255 * (np.random.default_rng(0).random((60, 70)) < 0.8)
+    values[3, :WINDOW, : WINDOW - 6] = 0  # three quarters of a window, whose other pixels have no class either
     predict(gmoe, write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes"), tmp_path / "map.tif")
     with rasterio.open(tmp_path / "map.tif") as file:
+        values[3, :WINDOW, :WINDOW] = 0
         np.testing.assert_array_equal(file.read(1) != file.nodata, values[3] > 0)
 
 

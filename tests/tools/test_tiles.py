@@ -80,6 +80,47 @@ def test_tiles_have_the_scene_s_values_the_label_that_covers_them_and_their_plac
     np.testing.assert_allclose(domains[0].pixels(0), read_pixels(path, 5)[[2, 0]])
 
 
+def test_labels_of_a_raster_may_be_below_zero(scene, tmp_path):
+    codes = np.full((1, 96, 128), -1, np.int16)
+    codes[:, :, 64:] = [[[0] * 32 + [2] * 32]]
+    labels = write_scene(tmp_path / "labels.tif", codes)
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert [row["label"] for row in rows] == ["-1", "-1", "-1", "-1", "0", "0", "2", "2"] * 6
+
+
+def test_edges_are_straight_in_the_polygons_own_system(scene, tmp_path):
+    with rasterio.open(scene) as raster:  # whose system bends a parallel of 24 degrees by 70 km
+        (_,), (border,) = warp.transform(raster.crs, "EPSG:4326", *([value] for value in raster.xy(47, 64)))
+    west, east = -10.0, 14.0
+    features = []
+    for name, south, north in (("north", border, 60.0), ("south", 40.0, border)):
+        ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        features.append({"type": "Feature", "geometry": shape, "properties": {"label": name}})
+    (tmp_path / "labels.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    rows = tiles(scene, tmp_path / "labels.geojson", tmp_path / "data")
+    assert [row["label"] for row in rows] == ["north"] * 24 + ["south"] * 24
+
+
+def test_polygons_in_collections_count_and_lines_and_overlaps_are_named(scene, tmp_path, caplog):
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 64, 96)), ("b", (64, 0, 128, 96))])
+    table = json.loads(labels.read_text())
+    line = {"type": "LineString", "coordinates": [[3.0, 50.5], [3.1, 50.5]]}
+    features = [{"type": "Feature", "geometry": line, "properties": {"label": "road"}}, *table["features"]]
+    features[1]["geometry"] = {"type": "GeometryCollection", "geometries": [line, features[1]["geometry"]]}
+    labels.write_text(json.dumps({**table, "features": features}))
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert [row["label"] for row in rows] == ["a"] * 4 + ["b"] * 4 + (["a"] * 4 + ["b"] * 4) * 5
+    assert [record.getMessage().partition("': ")[2] for record in caplog.records] == [
+        "1 labeled features are no polygons, and are left out"
+    ]
+    caplog.clear()
+    write_labels(labels, [("a", (0, 0, 64, 96)), ("b", (48, 0, 128, 96))])
+    rows = tiles(scene, labels, tmp_path / "more")
+    assert [row["label"] for row in rows] == (["a"] * 3 + ["b"] * 5) * 6
+    assert f"{16 * 96} pixels lie in polygons of several labels, of which the last in the file" in caplog.text
+
+
 def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     values = halves()
     values[:, :24] = 0  # the first row of tiles, and half of the second
@@ -90,6 +131,20 @@ def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("a: 32 tiles\nwithout a label: 8 tiles\nwithout data: 8 tiles\n")
     assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
+
+
+def test_transparent_tiles_are_without_data_and_dark_infrared_is_not(tmp_path, capsys):
+    values = (halves()[:4] // 256).astype(np.uint8)
+    values[3] = 255
+    values[:, :, :40] = 0
+    values[:3, 48:, :40] = [[[3]], [[4]], [[5]]]  # water
+    scene = write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes")
+    labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 96))])
+    rows = tiles(scene, labels, tmp_path / "data")
+    assert {row["path"][6:-4] for row in rows if row["path"][11:15] < "0002"} == {
+        f"000{row}_000{column}" for row in (3, 4, 5) for column in (0, 1)
+    }
+    assert "a: 42 tiles\nwithout data: 6 tiles\n" in capsys.readouterr().out
 
 
 def test_a_palette_and_scales_stay_with_the_tiles(tmp_path):

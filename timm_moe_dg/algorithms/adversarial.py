@@ -103,6 +103,12 @@ class Adversarial(Counting):
         disc_loss = self._discriminate(context, self._features.take(), out)
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
 
+    @property
+    def trains_network(self) -> bool:
+        """Whether the step that was counted last is one of the network."""
+        cycle = cycle_length(self.hparams)
+        return self.count % cycle == cycle - 1
+
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Updates the network or the discriminator."""
         self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
@@ -110,8 +116,7 @@ class Adversarial(Counting):
             if "betas" in group:
                 group["betas"] = (self.hparams["beta1"], 0.9)
         self.count_step()
-        cycle = cycle_length(self.hparams)
-        if self.count % cycle == cycle - 1:
+        if self.trains_network:
             self._optimizer.zero_grad()
             losses = super().update(context, minibatches)
             self._optimizer.zero_grad()  # the network's backward pass leaves gradients in the discriminator

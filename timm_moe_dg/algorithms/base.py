@@ -125,10 +125,16 @@ class Algorithm(Tunable, ABC):
         """Returns the method's parameters for the run's optimizer, with their learning rates; none by default."""
         return []
 
+    @property
+    def trains_network(self) -> bool:
+        """Whether the last `update` was a step of the network."""
+        return True
+
     def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
         scalars = self.update(context, minibatches)
-        if not getattr(context.optimizer, "step_was_skipped", False):  # by the scaling of float16 gradients
+        # Steps are skipped by the scaling of float16 gradients
+        if self.trains_network and not getattr(context.optimizer, "step_was_skipped", False):
             after_step(context.model)
         return scalars
 

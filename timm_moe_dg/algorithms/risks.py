@@ -80,6 +80,8 @@ class Annealed(Counting):
     def restart(self, context: StepContext) -> None:
         """Resets the optimizer's moments, which belong to gradients of another magnitude."""
         context.optimizer.state.clear()  # works through a launcher's wrapper too; groups and rates stay
+        for group in context.optimizer.param_groups:
+            group.pop("step", None)  # of LAMB and Adan, which correct the new moments by it
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes one step, after a reset of the optimizer if this is the first step with the full penalty."""

@@ -117,7 +117,7 @@ def read_values(source: Source, image: Image.Image | None) -> tuple[np.ndarray, 
 
 
 def scaled(path: str, values: np.ndarray, missing: np.ndarray | None = None) -> Tensor:
-    """Scales (bands, height, width) to float32, with NaN at `missing` values, which normalization turns into the mean.
+    """Scales (bands, height, width) to float32, with NaN at `missing` values, which transforms turn into the mean.
 
     A band without data in more than half of its pixels is an `ImageReadError`.
     """

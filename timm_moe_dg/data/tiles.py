@@ -1,6 +1,7 @@
 """Tiles of one label each, cut from a georeferenced scene, as a folder that `read_place_folder` reads."""
 
 import json
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
 HEADER = ("path", "label", "lon", "lat", "split", "group")
 Row: TypeAlias = tuple[str, ...]  # fields of `HEADER`
-_SHAPES = ("Polygon", "MultiPolygon")
+EDGE = {True: 0.03, False: 3_000.0}  # degrees or meters between points, whose chord is 0.1 m from a curved edge
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,9 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
         is_json = Path(labels).suffix.lower() in (".geojson", ".json")
         source = _read_geojson(labels, options, raster) if is_json else _Raster(labels, raster)
         tiles, left_out = _write_tiles(raster, source, folder, options)
+    if overlap := getattr(source, "overlap", 0):
+        text = "labels=%r: %d pixels lie in polygons of several labels, of which the last in the file counts"
+        _LOGGER.warning(text, labels, overlap)
     if not tiles:
         remedy = f"cover {options.cover:g} of no tile of {scene!r}; check their place and labels, or lower --cover"
         raise DataError(f"labels={labels!r}: {remedy}")
@@ -93,13 +98,23 @@ def _write_tiles(
             window = _window(column * size, row * size, size, size)
             values = raster.read(window=window)
             mask = mask_in(raster, window)
-            missing = missing_values(values, raster.nodata, mask)
+            missing = missing_values(values, raster.nodata, _transparent(raster, values) if mask is None else mask)
             if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
                 left_out["without data"] += 1
                 continue
             _write_tile(folder / _name((row, column)), raster, values, window, mask)
             tiles.append(((row, column), source.names[label], places[column]))
     return tiles, left_out
+
+
+def _transparent(raster: Any, values: np.ndarray) -> np.ndarray | None:
+    """Marks gray pixels of no opacity, as beside the footprint of a mosaic; None without a band of transparency.
+
+    Colored ones have data: GDAL also takes a fourth band such as infrared for transparency.
+    """
+    if raster.colorinterp[-1] != import_rasterio().enums.ColorInterp.alpha:
+        return None
+    return (values[-1] == 0) & (values[:-1] == values[0]).all(axis=0)
 
 
 def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: np.ndarray | None) -> None:
@@ -120,17 +135,21 @@ def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: 
 
 
 class _Polygons:
-    """Labels of GeoJSON features, in the scene's coordinates."""
+    """Labels of GeoJSON features, in the scene's coordinates. Of polygons that overlap, the last one counts."""
 
     def __init__(self, shapes: Sequence[tuple[Any, str]]) -> None:
+        self.overlap = 0  # pixels of the scene in polygons of several labels
         self.names = dict(enumerate(sorted({name for _, name in shapes}), 1))
         codes = {name: code for code, name in self.names.items()}
         self.shapes = [(shape, codes[name]) for shape, name in shapes]
 
     def codes(self, window: Any, raster: Any) -> np.ndarray:
         """Returns the code of each pixel of a window, int32 (height, width); 0 for none."""
-        size, transform = (int(window.height), int(window.width)), raster.window_transform(window)
-        return import_rasterio().features.rasterize(self.shapes, size, transform=transform, dtype="int32")
+        grid = {"out_shape": (int(window.height), int(window.width)), "transform": raster.window_transform(window)}
+        orders = (self.shapes, self.shapes[::-1])
+        codes, others = (import_rasterio().features.rasterize(shapes, **grid, dtype="int32") for shapes in orders)
+        self.overlap += int((codes != others).sum())
+        return codes
 
 
 class _Raster:
@@ -149,8 +168,8 @@ class _Raster:
     def codes(self, window: Any, raster: Any) -> np.ndarray:
         """Returns the code of each pixel of a window, int64 (height, width); 0 for none."""
         values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.dataset_mask(window=window) > 0
-        self.names |= {value + 1: str(value) for value in np.unique(values[valid]).tolist()}
-        return np.where(valid, values + 1, 0)
+        self.names |= {value + (value >= 0): str(value) for value in np.unique(values[valid]).tolist()}
+        return np.where(valid, values + (values >= 0), 0)  # a label of 0 is code 1, and -1 stays
 
 
 def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
@@ -161,14 +180,45 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         # RFC 7946 has degrees alone, and GDAL names others
         crs = rasterio.crs.CRS.from_user_input(table.get("crs", {}).get("properties", {}).get("name", "EPSG:4326"))
         given = [(feature["geometry"], (feature.get("properties") or {}).get(options.column)) for feature in features]
-        shapes = [(shape, str(label)) for shape, label in given if label is not None and shape["type"] in _SHAPES]
-        shapes = [(rasterio.warp.transform_geom(crs, raster.crs, shape), label) for shape, label in shapes]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, rasterio.errors.RasterioError) as error:
+        labeled = [(_polygons(shape), str(label)) for shape, label in given if label is not None]
+        shapes = [(shape, label) for polygons, label in labeled for shape in polygons]
+        if crs != raster.crs:
+            step = EDGE[crs.is_geographic]
+            shapes = [
+                (rasterio.warp.transform_geom(crs, raster.crs, _with_points(shape, step)), label)
+                for shape, label in shapes
+            ]
+    except Exception as error:  # of many classes; those of GDAL are private
         raise DataError(f"labels={path!r}: cannot be read as GeoJSON ({error}); convert them by GDAL") from error
     if not shapes:
         names = ", ".join(sorted({name for feature in features for name in feature.get("properties") or {}})) or "none"
         raise ArgumentError.of("column", options.column, f"no polygon of {path!r} has it; its properties are {names}")
+    if lines := sum(not polygons for polygons, _ in labeled):
+        _LOGGER.warning("labels=%r: %d labeled features are no polygons, and are left out", path, lines)
     return _Polygons(shapes)
+
+
+def _polygons(shape: Any) -> list[Any]:
+    """The polygons of a GeoJSON geometry; GDAL repairs polygons as collections of them and of lines."""
+    if shape["type"] == "GeometryCollection":
+        return [polygon for part in shape["geometries"] for polygon in _polygons(part)]
+    return [shape] if shape["type"] in ("Polygon", "MultiPolygon") else []
+
+
+def _with_points(shape: Any, step: float) -> Any:
+    """Puts points on the edges of polygons: an edge is straight in their own system, and may be curved in another."""
+    parts = shape["coordinates"] if shape["type"] == "MultiPolygon" else [shape["coordinates"]]
+    return {"type": "MultiPolygon", "coordinates": [[_ring(ring, step) for ring in rings] for rings in parts]}
+
+
+def _ring(ring: Sequence[Sequence[float]], step: float) -> list[list[float]]:
+    corners = np.array([corner[:2] for corner in ring], float)
+    edges = np.diff(corners, axis=0)
+    counts = np.ceil(np.abs(edges).max(axis=1) / step).clip(1).astype(int)
+    edge = np.repeat(np.arange(len(edges)), counts)
+    place = np.arange(len(edge)) - (np.cumsum(counts) - counts)[edge]  # of a point on its edge
+    points = corners[edge] + edges[edge] * (place / counts[edge])[:, None]
+    return [*points.tolist(), corners[-1].tolist()]
 
 
 def _most_frequent(codes: np.ndarray, cover: float) -> int | None:

@@ -46,12 +46,12 @@ def training_transform(
     """
     if augmentation not in AUGMENTATIONS:
         raise ArgumentError.of("augmentation", augmentation, f"choose from {', '.join(AUGMENTATIONS)}")
-    return v2.Compose([*AUGMENTATIONS[augmentation](size, len(mean)), *_to_tensor(mean, std)])
+    return v2.Compose([_FillMissing(mean), *AUGMENTATIONS[augmentation](size, len(mean)), *_to_tensor(mean, std)])
 
 
 def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Transform:
     """Builds the evaluation transform: the whole image squeezed to `size`, bilinear, as DomainBed evaluates."""
-    return v2.Compose([v2.Resize(size), *_to_tensor(mean, std)])
+    return v2.Compose([_FillMissing(mean), v2.Resize(size), *_to_tensor(mean, std)])
 
 
 def with_timm_augmentation(
@@ -108,6 +108,18 @@ def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callabl
 
 
 @dataclass(frozen=True)
+class _FillMissing:
+    """Gives values without data (NaN) the mean of their band. Resizing would spread them to all around."""
+
+    mean: Sequence[float]
+
+    def __call__(self, image: Pixels) -> Pixels:
+        if not isinstance(image, Tensor) or not image.is_floating_point():
+            return image
+        return torch.where(image.isnan(), image.new_tensor(self.mean)[:, None, None], image)
+
+
+@dataclass(frozen=True)
 class _OnEightBits:
     """A transform of images of 8 bits, which leaves others as they are."""
 
@@ -126,9 +138,4 @@ def _pixel_tensor(image: Pixels) -> Tensor:
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std)), _fill_missing]
-
-
-def _fill_missing(image: Tensor) -> Tensor:
-    """Values without data become 0, the mean of their band."""
-    return image.nan_to_num(nan=0.0)
+    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]

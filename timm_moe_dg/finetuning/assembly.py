@@ -91,9 +91,11 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     optimizer, schedule = optimization(options, network, algorithm)
     probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
+        torch.compiler.reset()  # a program of an earlier run in this process would leave out this method's hooks
         network.compile()
-    # In this mode accelerate adds mixed precision, and no copy of the network in every process
-    wrapped = accelerator.prepare_model(network, evaluation_mode=sharding is not None)
+    # Not placed again: moved from cpu to cpu:0, weights are copied, and optimizers that hold parts would miss them.
+    # In evaluation mode accelerate adds mixed precision, and no copy of the network in every process
+    wrapped = accelerator.prepare_model(network, device_placement=False, evaluation_mode=sharding is not None)
     optimizer = accelerator.prepare(optimizer)
     mean = partial(accelerator.reduce, reduction="mean")
     return Model(
@@ -153,7 +155,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.freeze:
         FREEZABLE[options.freeze](network)
     set_expert_mode(network, options)
-    force_tokens(network, options.cka_tokens if options.cka_coef else 0)
+    force_tokens(network, options.cka_tokens if options.cka_coef and options.expert_mode == "routed" else 0)
     set_auxiliary_form(network, options.aux_form)
     if options.grad_checkpointing:
         checkpoint_activations(network)
@@ -227,17 +229,18 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
     """Refuses a network whose experts or location encoder no training image would reach, and warns of a weak router."""
     options = plan.options
     takes = takes_metadata(network, plan.domains, options.metadata_columns)
+    has_modes = hasattr(network, "set_expert_mode")
     if options.expert_mode != "routed" or not hasattr(network, "metadata_encoder"):
         return
     if not (takes and any(_any_known(plan.domains[domain], plan.splits[domain]) for domain in plan.training)):
-        shared = ", or --expert-mode shared to train the shared expert alone" if _has_modes(network) else ""
+        shared = ", or --expert-mode shared to train the shared expert alone" if has_modes else ""
         ids = any(isinstance(module, LocationIdEmbedding) for module in network.modules())
         reads, dataset = ("location ids", "iWildCam") if ids else ("places", "place_folder")
         remedy = f"reads {reads}, and no training image of {options.dataset} has one; use --dataset {dataset}{shared}"
         raise ArgumentError.of("model", options.model, remedy)
     drops = any(isinstance(module, LocationEncoder) and module.drop.p for module in network.modules())
     is_given = "metadata_drop" in options.model_kwargs
-    if _has_modes(network) and drops and _starts_from_random_weights(options) and not is_given:
+    if has_modes and drops and _starts_from_random_weights(options) and not is_given:
         _logger.warning(
             f"{options.model} starts from random weights with metadata_drop=0.5, with which routers found no domains "
             "(docs/results/geo_digits.md); add --model-kwargs metadata_drop=0.0, or --pretrained"
@@ -254,13 +257,9 @@ def _any_known(domain: Domain, split: Split) -> bool:
     return bool((~np.isnan(metadata) if metadata.dtype.kind == "f" else metadata >= 0).any())
 
 
-def _has_modes(network: Network) -> bool:
-    return hasattr(network, "set_expert_mode")
-
-
 def set_expert_mode(network: Network, options: RunOptions) -> None:
     """Sets the expert mode of a MoGE model, which is saved with it."""
-    if _has_modes(network):
+    if hasattr(network, "set_expert_mode"):
         network.set_expert_mode(options.expert_mode)
     elif options.expert_mode != "routed":
         raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")

@@ -2,7 +2,7 @@
 
 Every expert gets the update that its dense layer would get. Optimizers that look at shapes or norms of parameters
 therefore see each expert's part of a stack as a parameter of its own. Of these, kron draws random probes for each
-parameter, so that equal experts, like equal dense layers, are updated alike only on average.
+parameter (equal in all processes), so that equal experts, like equal dense layers, are updated alike only on average.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,6 @@ from ..layers import layer_parameters
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
-
 # Each number is updated by itself, so stacks of experts can stay whole. Cautious variants scale by a mean over tensors.
 _ELEMENTWISE = (
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW),
@@ -86,7 +85,8 @@ def build_optimizer(
     # Fused SGD fails while only some parameters have momentum
     fused = fused and not (in_turn and get_optimizer_class(name) is torch.optim.SGD)
     parameters = network if layer_decay is not None else network.parameters()
-    options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **({"fused": True} if fused else {})}
+    further = {"fused": True} if fused else {"deterministic": True} if name.startswith("kron") else {}
+    options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **further}
     try:
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)
     except (TypeError, ValueError, AssertionError) as error:

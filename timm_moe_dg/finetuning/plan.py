@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from timm.models import safe_model_name
+from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
 from ..cli.escape import one_line
@@ -38,7 +39,7 @@ from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import stamp, undeclared_settings
-from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams
+from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
 from ..storage.run_folder import RunFolder, warn_of_seen_images
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers
@@ -136,6 +137,7 @@ def make_plan(options: RunOptions) -> RunPlan:
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
+    warn_late(hparams, filled.steps)
     args = {**vars(filled), **stamp(), **undeclared_settings(vars(filled)), "data": short(digests)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
     warn_of_seen_images(args, domains, digests)
@@ -351,6 +353,8 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
         remedies |= dict.fromkeys(("linear_lr", "linear_routers"), remedy)
     if not options.sched:
         remedies["min_lr"] = "has no effect without --sched NAME; add it"
+    if not get_optimizer_info(options.opt).has_momentum:
+        remedies["momentum"] = f"has no effect with --opt {options.opt}; leave it out, or take one such as sgd"
     if not options.bands:
         remedies["band_init"] = "has no effect without --bands; add it"
     if options.grad_accum_steps > 1:

@@ -29,6 +29,7 @@ LISTS = (".csv", ".parquet")
 TAR = ".tar"
 _CHUNK = 8192  # rows of a list in memory
 _BLOCK = 512  # bytes of a tar file
+_PADDING = 1 << 16  # bytes behind the end mark that are read; tar pads to 10 KiB
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -135,6 +136,8 @@ def _members(path: str, left_out: Counter[str]) -> Iterator[ImageRow]:
                 file.seek(tar.offset)
                 if file.read(_BLOCK) != bytes(_BLOCK):
                     raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
+                if file.read(_PADDING).strip(b"\0"):  # as `cat` makes of two, of which tarfile reads the first
+                    raise tarfile.ReadError(f"more follows behind its end mark at byte {tar.offset}")
     except (OSError, tarfile.TarError) as error:
         remedy = "give an uncompressed and complete tar file"
         raise DataError(f"images={path!r}: cannot be read as a tar file ({error}); {remedy}") from error

@@ -50,7 +50,7 @@ class PartFolder:
     def __init__(self, folder: Path, job: Mapping[str, object]) -> None:
         _parquet()
         self.folder, self.total = folder, 0
-        self._digests: dict[int, str] = {}  # of the input of parts in progress
+        self._digests: list[str] = []  # of the input of each part, of all shards
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_job(json_text(job, indent=1))
@@ -69,17 +69,17 @@ class PartFolder:
         """Yields the numbers and images of a shard's parts that do not exist. All parts are read, for their number."""
         for number, rows in enumerate(parts):
             self.total = number + 1
-            if number % shard.step == shard.first:
-                digest = hashlib.sha256(repr(rows).encode(errors="surrogateescape")).hexdigest()
-                if not self._is_finished(number, digest):
-                    self._digests[number] = digest
-                    yield number, rows
+            self._digests.append(hashlib.sha256(repr(rows).encode(errors="surrogateescape")).hexdigest())
+            if number % shard.step == shard.first and not self._is_finished(number):
+                yield number, rows
 
     def check_complete(self, shard: Shard) -> None:
-        """Raises a `DataError` for parts that are missing from a shard, or that its input does not have."""
+        """Raises a `DataError` for parts that are missing from a shard, or that are of other images in any shard."""
         finished = self.finished()
         if finished and finished[-1] >= self.total:
             raise self._changed(finished[-1])
+        for number in finished:
+            self._is_finished(number)
         if missing := sorted({*range(shard.first, self.total, shard.step)} - {*finished}):
             raise DataError(f"output={str(self._path(missing[0]))!r}: was removed; give the same command again")
 
@@ -91,7 +91,7 @@ class PartFolder:
         """Writes a part of `unfinished`."""
         path = self._path(part.number)
         fresh = self.folder / f".{path.name}.{secrets.token_hex(4)}"
-        notes = {INPUT: self._digests.pop(part.number), UNREADABLE: json.dumps(part.unreadable)}
+        notes = {INPUT: self._digests[part.number], UNREADABLE: json.dumps(part.unreadable)}
         try:
             _parquet().write_table(_arrow_table(part.table, notes), fresh)
             synchronize(fresh)
@@ -113,7 +113,7 @@ class PartFolder:
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:05}.parquet"
 
-    def _is_finished(self, number: int, digest: str) -> bool:
+    def _is_finished(self, number: int) -> bool:
         path = self._path(number)
         if not path.exists():
             return False
@@ -122,7 +122,7 @@ class PartFolder:
         except (OSError, ValueError) as error:  # pyarrow's errors are of both
             remedy = "remove it, and the same command writes it again"
             raise DataError(f"output={str(path)!r}: is no complete Parquet file; {remedy}") from error
-        if notes.get(INPUT) != digest.encode():
+        if notes.get(INPUT) != self._digests[number].encode():
             raise self._changed(number)
         return True
 

@@ -87,6 +87,7 @@ class Part:
     unreadable: list[str] = field(default_factory=list)  # paths of images that cannot be decoded
     reason: str = ""  # of the first of them
     unknown: int = 0  # rows without metadata
+    partial: int = 0  # rows that lack some of them
 
     def __len__(self) -> int:
         return len(self.table["path"])
@@ -150,7 +151,11 @@ class Predictor:
             part.reason = part.reason or "".join(decoded.reasons[:1])
             table: dict[str, Column] = {}
             if read:
-                part.unknown += int(unknown_metadata(decoded.metadata.numpy(), self.names.columns).sum())
+                metadata = decoded.metadata.numpy()
+                is_unknown = unknown_metadata(metadata, self.names.columns)
+                part.unknown += int(is_unknown.sum())
+                if self.names.columns:
+                    part.partial += int((np.isnan(metadata).any(axis=1) & ~is_unknown).sum())
                 with _forward, record_routing(self.network) if EXPERTS in self.options.columns else nullcontext():
                     table = self._predicted(decoded)
             if missing and not self.options.skip_unreadable:
@@ -196,6 +201,8 @@ class Predictor:
         """Logs images of a part that are left out, or that have no metadata."""
         remedy = "; give their places with --metadata" if part.unknown == len(part) else ""
         warn_of_unknown_metadata(self.network, part.unknown, len(part), remedy)
+        if part.partial:
+            _logger.warning(f"{part.partial} of {len(part)} images lack some of {', '.join(self.names.all)}")
         if part.unreadable:
             listed = one_line(", ".join(part.unreadable))
             _logger.warning(f"unreadable: {len(part.unreadable)} of {part.images} images: {listed}")

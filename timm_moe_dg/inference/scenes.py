@@ -123,7 +123,7 @@ class WindowRow(NamedTuple):
 def predict_scene(options: SceneOptions) -> list[str]:
     """Writes the map of a scene, its colors and names beside it (.aux.xml), and a preview (.png); returns the files.
 
-    The map has the scene's grid, reference system and transform. Its bands are the class, the probability and, if
+    The map has the scene's grid and georeference. Its bands are the class, the probability and, if
     wanted, the expert. Pixels without data have none. Memory depends on the width of the scene alone.
     """
     path = _check_output(options)
@@ -224,7 +224,9 @@ class _Scene:
         names = ("class", "probability", f"expert, {self.codes.shared}: shared alone")[
             : 3 if self.options.experts else 2
         ]
-        profile = {"count": len(names), "height": raster.height, "width": raster.width, "crs": raster.crs}
+        points, system = raster.gcps  # ground control points, in place of a transform
+        place = {"gcps": points, "crs": system} if points else {"transform": raster.transform, "crs": raster.crs}
+        profile = {"count": len(names), "height": raster.height, "width": raster.width, "rpcs": raster.rpcs, **place}
         profile |= {
             "dtype": self.codes.dtype,
             "nodata": self.codes.nodata,
@@ -233,7 +235,7 @@ class _Scene:
         }
         profile |= {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "photometric": "minisblack"}
         todo, progress = list(self.tops.tolist()), tqdm(total=len(self.tops), unit="row", disable=None)
-        with rasterio.open(path, "w", driver="GTiff", transform=raster.transform, **profile) as file, progress:
+        with rasterio.open(path, "w", driver="GTiff", **profile) as file, progress:
             if len(names) == 2:  # GDAL has no color table beside a third band
                 file.write_colormap(1, _colors(self.classes))
             file.descriptions, file.scales = names, [1, 1 / self.codes.steps, 1][: len(names)]
@@ -277,11 +279,15 @@ class _Scene:
         offset = int(lefts[0])
         part = import_rasterio().windows.Window(offset, top, int(lefts[-1]) + self.size - offset, self.size)
         values, mask = self.raster.read(self.indexes, window=part), mask_in(self.raster, part)
+        clear = self.raster.read(self.raster.count, window=part) == 0 if self.is_transparent else None
         for left in lefts - offset:
             columns = slice(left, left + self.size)
             window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
             missing = missing_values(window, self.raster.nodata, hidden)
-            if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
+            empty = [0.0 if clear is None else clear[:, columns].mean()]
+            if missing is not None:
+                empty += missing.mean(axis=(1, 2)).tolist()
+            if max(empty) > MOST_MISSING:
                 yield None
             else:
                 convert = rgb_pixels if self.bands == RGB else scaled

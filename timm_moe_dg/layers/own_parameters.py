@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import ArgumentError
+
 
 class OwnParameters(nn.Module):
     """Base of modules that initialize their parameters in every mode of timm's `init_weights`.
@@ -57,6 +59,9 @@ class LayerSlice(nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         """The part of the stack's gradient, read anew each time because backward passes replace it."""
+        if self.data_ptr() != self.stack.detach().select(*self.position).data_ptr():  # steps would change a copy
+            remedy = "the model was moved to another device or type since; move it before"
+            raise ArgumentError.of("layer_parameters", tuple(self.stack.shape), remedy)
         return None if self.stack.grad is None else self.stack.grad.select(*self.position)
 
     @grad.setter

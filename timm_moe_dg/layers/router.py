@@ -27,6 +27,7 @@ from .routers.choice import experts_choice, top_k_indices
 
 SCORES = ("softmax", "sigmoid")
 CHOICES = ("token", "expert", "threshold")
+UNSET_THRESHOLD = 2.0  # above all scores; infinity would stay in exponential averages of a network
 _INIT_LOG_SCALE = math.log(1 / 0.5)  # a temperature of 0.5, as Tutel's cosine gate
 
 
@@ -133,12 +134,21 @@ class Router(OwnParameters):
         self.threshold_sums = torch.zeros(num_experts + 1) if has_thresholds else None
         self.reset_state()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Leaves bias and thresholds in float32 in a network of half precision, which would round small steps away."""
+        state = {name: buffer for name in self.expert_state if (buffer := getattr(self, name)) is not None}
+        super()._apply(fn, recurse)
+        for name, before in state.items():
+            if (after := getattr(self, name)).dtype.itemsize < 4:
+                setattr(self, name, before.to(after.device))
+        return self
+
     def reset_state(self) -> None:
         """Bias 0, and thresholds that no score exceeds; for `reset_parameters` of subclasses."""
         if self.expert_bias is not None:
             nn.init.zeros_(self.expert_bias)
         if self.expert_thresholds is not None:
-            nn.init.constant_(self.expert_thresholds, math.inf)
+            nn.init.constant_(self.expert_thresholds, UNSET_THRESHOLD)
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) features in float32 or better -> (T, E) logits."""
@@ -182,7 +192,7 @@ class Router(OwnParameters):
         if self.expert_thresholds is not None and self.threshold_sums is not None:
             sums, before = self.threshold_sums.to(self.expert_thresholds), self.expert_thresholds
             reached = sums[:-1] / sums[-1]
-            moved = torch.where(before.isinf(), reached, before.lerp(reached, 1 - self.threshold_decay))
+            moved = torch.where(before > 1, reached, before.lerp(reached, 1 - self.threshold_decay))
             before.copy_(torch.where(sums[-1] > 0, moved, before))  # a step without forwards moves nothing
             self.threshold_sums = torch.zeros_like(self.threshold_sums)
 

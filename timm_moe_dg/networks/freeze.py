@@ -4,11 +4,12 @@ import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from timm.layers import DropPath
+from timm.layers import DropPath, PatchDropout, PatchDropoutWithIndices
 from torch import nn
 
 from ..compat import BatchNorm
 from ..errors import ArgumentError
+from ..layers.moe_mlp import MoeMlp
 from ..layers.router import Router
 from .build import Network
 from .trained import single_classifier
@@ -19,7 +20,8 @@ _logger = logging.getLogger(__name__)
 def freeze_backbone(network: Network) -> nn.Module:
     """Freezes everything but a new linear classifier, which is initialized and returned (MoGE, section 2.2, i).
 
-    Dropout and stochastic depth are turned off: frozen features cannot adapt to them.
+    Dropout, stochastic depth and all that routing does in training alone are turned off: frozen features cannot adapt
+    to them.
     """
     network.reset_classifier(network.num_classes)
     classifier = network.get_classifier()
@@ -27,13 +29,20 @@ def freeze_backbone(network: Network) -> nn.Module:
         raise ArgumentError.of("freeze", type(network).__name__, "the model has no linear classifier to train")
     network.requires_grad_(False)
     classifier.requires_grad_(True)
+    network.drop_rate = 0.0  # of convolutional networks, which have no module for it
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         elif isinstance(module, DropPath):
             module.drop_prob = 0.0
+        elif isinstance(module, PatchDropout | PatchDropoutWithIndices):
+            module.prob = 0.0
         elif isinstance(module, Router):
-            module.freeze()
+            module.freeze().noise_std = 0.0
+            if module.choice == "expert":
+                module.choice = "token"
+        elif isinstance(module, MoeMlp):
+            module.capacity_factor = None
     return classifier
 
 

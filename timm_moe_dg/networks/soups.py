@@ -18,8 +18,8 @@ Weights = Mapping[str, Tensor]  # a network's state_dict
 def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Returns the mean of weights, with `shares` that sum to 1, or in equal parts.
 
-    Whole-number buffers are those of the last member, and infinite numbers do not count beside finite ones. Other names
-    or shapes than the first member's are an `ArgumentError`.
+    Whole-number buffers are those of the last member. Thresholds of routers that took no step do not count beside
+    others. Other names or shapes than the first member's are an `ArgumentError`.
     """
     for before, after in pairwise(members):
         differing = [name for name in before.keys() | after.keys() if _shape(before, name) != _shape(after, name)]
@@ -27,23 +27,24 @@ def mean_weights(members: Sequence[Weights], shares: Sequence[float] | None = No
             name = min(differing)
             shapes = f"{_shape(before, name)} in one network and {_shape(after, name)} in another"
             raise ArgumentError.of("weights", name, f"{shapes}; average equal networks")
-    return {name: _mean([member[name] for member in members], shares) for name in members[0]}
+    largest = {name: 1.0 if name.endswith("expert_thresholds") else torch.inf for name in members[0]}
+    return {name: _mean([member[name] for member in members], shares, largest[name]) for name in members[0]}
 
 
 def _shape(weights: Weights, name: str) -> tuple[int, ...] | None:
     return tuple(weights[name].shape) if name in weights else None
 
 
-def _mean(values: Sequence[Tensor], shares: Sequence[float] | None) -> Tensor:
+def _mean(values: Sequence[Tensor], shares: Sequence[float] | None, largest: float) -> Tensor:
+    """The mean of the values up to `largest`; a larger one where there is no other."""
     if not values[-1].is_floating_point():
         return values[-1]
     # In float64 the mean of equal float32 weights is exact
     wide = torch.stack([value.double() for value in values])
-    # Thresholds of a router that took no step are infinite: those of the others count
-    counted = wide.new_tensor(shares or [1.0] * len(values)).view(-1, *[1] * values[-1].ndim) * (wide != torch.inf)
+    counted = wide.new_tensor(shares or [1.0] * len(values)).view(-1, *[1] * values[-1].ndim) * ~(wide > largest)
     total = counted.sum(0)
     mean = (wide.where(counted > 0, 0.0) * counted).sum(0) / total
-    return mean.where(total > 0, torch.inf).to(values[-1].dtype)
+    return mean.where(total > 0, wide.amax(0)).to(values[-1].dtype)
 
 
 def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], int]) -> list[int]:

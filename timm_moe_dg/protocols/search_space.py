@@ -1,5 +1,6 @@
 """Hyper-parameters of a run: the benchmark's defaults, a random draw, and the values that the user gives."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
@@ -11,6 +12,7 @@ from ..data import seed_hash
 from ..errors import ArgumentError
 from ..layers import LossWeights
 
+_logger = logging.getLogger(__name__)
 Hparams = dict[str, float | int]
 Distribution = Callable[[np.random.RandomState], float | int]
 
@@ -108,6 +110,18 @@ def resolve_hparams(
 def _fits(name: str, value: object, default: float | int) -> bool:
     """Whether a value is finite and at least 0, and whole if the default is: from 0 for iterations, else from 1."""
     if isinstance(default, int):
-        lowest = 0 if name.endswith(("_iter", "_iters")) else 1
+        lowest = 0 if _counts_steps(name) else 1
         return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def warn_late(hparams: Mapping[str, float | int], steps: int) -> None:
+    """Warns of penalties and averages that begin after the last step of a run."""
+    for name, value in hparams.items():
+        if _counts_steps(name) and value >= steps:
+            reason = f"the penalty or average that begins there has no effect in {steps} steps"
+            _logger.warning(f"{name}={value}: {reason}; set it by --hparams, or take more --steps")
+
+
+def _counts_steps(name: str) -> bool:
+    return name.endswith(("_iter", "_iters"))

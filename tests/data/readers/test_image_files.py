@@ -43,6 +43,14 @@ def test_order_and_extensions(folder):
     assert names == ["odd.data", "a/z.JPG", "a/../b.png", "a/c.jpeg"]
 
 
+def test_folders_that_a_pattern_matches_are_named(folder, caplog):
+    for pattern in (f"{folder}/*", f"{folder}/*", f"{folder}/**"):
+        find_images([pattern])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"images='{folder}/*': the 1 folders that it matches are not searched; use ** for that"
+    ]
+
+
 def test_hidden_files_count_only_if_they_are_named(folder):
     for name in ("._b.png", ".thumbnails/b.png", "a/._z.JPG"):
         (folder / name).parent.mkdir(exist_ok=True)

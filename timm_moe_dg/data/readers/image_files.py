@@ -105,9 +105,16 @@ def _paths_of(source: str, left_out: Counter[str]) -> Iterable[str]:
         return [source]
     if os.path.isdir(source):
         return (os.path.join(folder, name) for folder, name in walk_images(source, left_out))
-    named = set(Path(source).parts)
-    paths = (path for path in glob.glob(source, recursive=True) if os.path.isfile(path))
+    named, matches = set(Path(source).parts), glob.glob(source, recursive=True)
+    if "**" not in source and (folders := sum(os.path.isdir(path) and not is_hidden(path) for path in matches)):
+        _warn_of_folders(source, folders)
+    paths = filter(os.path.isfile, matches)
     return sorted(path for path in paths if not any(map(is_hidden, set(Path(path).parts) - named - {".."})))
+
+
+@cache  # a pattern is read more than once
+def _warn_of_folders(pattern: str, count: int) -> None:
+    _LOGGER.warning("images=%r: the %d folders that it matches are not searched; use ** for that", pattern, count)
 
 
 def _is_image_below(path: str, folder: str) -> bool:
