@@ -40,6 +40,7 @@ def test_the_command_has_the_launchers_precision():
 def test_only_absolute_paths_are_shortened():
     args = {"data_dir": "/home/me/images", "model": "local-dir:/home/me/best", "steps": 3, "output": "output"}
     assert without_local_paths(args) == {**args, "data_dir": "images", "model": "local-dir:best"}
+    assert without_local_paths({"group_column": r"/(P\d+)/"}) == {"group_column": r"/(P\d+)/"}
     kwargs = {"model_kwargs": {"backbone": "local-dir:/home/me/best", "depth": 2}}
     assert without_local_paths(kwargs) == {"model_kwargs": {"backbone": "local-dir:best", "depth": 2}}
     assert without_local_paths({"model": "hf-hub:org/name", "dataset": "hub:org/data"})["model"] == "hf-hub:org/name"

@@ -89,7 +89,8 @@ def training_command(args: Arguments, width: int = 100) -> str:
 
 def without_local_paths(args: Arguments) -> dict[str, object]:
     """Shortens absolute paths among a run's options to their last part."""
-    return {name: _shortened(value) for name, value in args.items()}
+    patterns = ("group_column",)  # may begin with a slash
+    return {name: value if name in patterns else _shortened(value) for name, value in args.items()}
 
 
 def _shortened(value: Any) -> Any:
