@@ -50,9 +50,10 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
         is_json = Path(labels).suffix.lower() in (".geojson", ".json")
         source = _read_geojson(labels, options, raster) if is_json else _Raster(labels, raster)
         tiles, left_out = _write_tiles(raster, source, folder, options)
-    if overlap := getattr(source, "overlap", 0):
+    # Pixels whose center lies on a border of neighbors are in both
+    if isinstance(source, _Polygons) and source.overlap > source.labeled / 100:
         text = "labels=%r: %d pixels lie in polygons of several labels, of which the last in the file counts"
-        _LOGGER.warning(text, labels, overlap)
+        _LOGGER.warning(text, labels, source.overlap)
     if not tiles:
         remedy = f"cover {options.cover:g} of no tile of {scene!r}; check their place and labels, or lower --cover"
         raise DataError(f"labels={labels!r}: {remedy}")
@@ -138,7 +139,7 @@ class _Polygons:
     """Labels of GeoJSON features, in the scene's coordinates. Of polygons that overlap, the last one counts."""
 
     def __init__(self, shapes: Sequence[tuple[Any, str]]) -> None:
-        self.overlap = 0  # pixels of the scene in polygons of several labels
+        self.labeled, self.overlap = 0, 0  # pixels of the scene in polygons, and in those of several labels
         self.names = dict(enumerate(sorted({name for _, name in shapes}), 1))
         codes = {name: code for code, name in self.names.items()}
         self.shapes = [(shape, codes[name]) for shape, name in shapes]
@@ -148,6 +149,7 @@ class _Polygons:
         grid = {"out_shape": (int(window.height), int(window.width)), "transform": raster.window_transform(window)}
         orders = (self.shapes, self.shapes[::-1])
         codes, others = (import_rasterio().features.rasterize(shapes, **grid, dtype="int32") for shapes in orders)
+        self.labeled += int((codes != 0).sum())
         self.overlap += int((codes != others).sum())
         return codes
 
