@@ -11,6 +11,7 @@ from timm.models._features import (
 )
 from timm.models._hub import (
     download_from_hf,  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
+    hf_split,  # repository and revision of a name
     load_state_dict_from_path,  # the loader behind local-dir: names
 )
 from timm.models._input import update_model_args  # records a changed argument in the saved config.json

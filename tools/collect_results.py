@@ -120,8 +120,9 @@ def main(argv: Sequence[str]) -> None:
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
-    others = [table.title for table in tables if table.rule in (SINGLE_SOURCE, *OFFICIAL_RULES)] * args.whole_domain
-    reasons += [f"--whole-domain has no effect on: {title}" for title in others]
+    if args.whole_domain:
+        others = [table.title for table in tables if table.rule in (SINGLE_SOURCE, *OFFICIAL_RULES)]
+        reasons += [f"--whole-domain has no effect on: {title}" for title in others]
     for reason in reasons:
         print(one_line(reason), file=sys.stderr)
     for run in () if args.rules else runs:

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     """Scores the model, on all processes."""
     options = from_parsed(EvaluateOptions, vars(parse_arguments(build_parser(), argv)))
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if is_main_rank() else logging.WARNING)
+    logging.getLogger("timm_moe_dg").setLevel(logging.INFO if is_main_rank() else logging.ERROR)
     evaluation = evaluate(options)
     if evaluation.is_main_process:
         print(evaluation.text())

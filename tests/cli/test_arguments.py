@@ -165,15 +165,16 @@ def test_choices_are_enforced(capsys):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *[
-            ("a=4", 4),
-            ("a=(8,10)", (8, 10)),
-            ("a=None", None),
-            ("a=cosine", "cosine"),
-            ("a='4'", "4"),
-            ("a=b=c", "b=c"),
-        ],
-        *[("a=false", False), ("a=true", True), ("a=null", None), ("a='false'", "false")],
+        ("a=4", 4),
+        ("a=(8,10)", (8, 10)),
+        ("a=None", None),
+        ("a=cosine", "cosine"),
+        ("a='4'", "4"),
+        ("a=b=c", "b=c"),
+        ("a=false", False),
+        ("a=true", True),
+        ("a=null", None),
+        ("a='false'", "false"),
     ],
 )
 def test_key_value(text, expected):

@@ -93,7 +93,8 @@ def test_two_compiled_runs_of_one_process_have_programs_of_their_own(tmp_path, m
             plan = plan_of(tmp_path, "--algorithm", method, *model)
             training = build_model(plan, Accelerator(cpu=True))
             minibatches = [(torch.randn(2, 3, 16, 16), torch.tensor([0, 1]))] * len(plan.training)
-            training.algorithm.take_step(training.training, minibatches)
+            losses = training.algorithm.take_step(training.training, minibatches)
+            assert losses["loss"].isfinite()
 
 
 def test_sizes_between_patches_are_refused():

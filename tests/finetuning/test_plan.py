@@ -261,10 +261,10 @@ def test_options_that_would_do_nothing_or_something_else_are_refused(words, mess
 def test_penalties_and_averages_that_begin_after_the_last_step_are_warned_of(tmp_path, caplog):
     words = ["--algorithm", "Fishr", "--averaging", "moving", "--steps"]
     plan_of(tmp_path, *words, "1501")
-    assert "has no effect" not in caplog.text
+    assert "begins at this step" not in caplog.text
     plan_of(tmp_path, *words, "100")
     for name in ("penalty_anneal_iters=1500", "sma_start_iter=100"):
-        assert f"{name}: the penalty or average that begins there has no effect in 100 steps" in caplog.text
+        assert f"{name}: the full penalty or the average begins at this step, and the run ends after 100" in caplog.text
 
 
 DEFAULTS = {"lr": 1e-3, "weight_decay": 0.0, "batch_size": 8, "penalty": 1.0}

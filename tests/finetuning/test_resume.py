@@ -168,7 +168,7 @@ def test_a_run_is_not_resumed_from_other_initial_weights_under_the_same_name(dat
         make_plan(plan())
 
 
-def test_code_is_named_by_the_user_and_not_by_a_run_folder(tmp_path):
+def test_code_and_precision_are_named_by_the_user_and_not_by_a_run_folder(tmp_path, monkeypatch):
     run = begun(tmp_path, "a", 0)
     for path in (run / "args.yaml", tmp_path / "own.yaml"):
         path.write_text("algorithm: own_methods:Method")
@@ -179,7 +179,10 @@ def test_code_is_named_by_the_user_and_not_by_a_run_folder(tmp_path):
         parse_resumable(run_parser(), words)
     for further in (["--algorithm", "own_methods:Method"], ["-c", str(tmp_path / "own.yaml")]):
         assert parse_resumable(run_parser(), [*words, *further]).algorithm == "own_methods:Method"
-    folder = SimpleNamespace(path=run, records=[1], checkpoints=SimpleNamespace(describe=lambda: "step-1.pt"))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    args, checkpoints = {"mixed_precision": "bf16"}, SimpleNamespace(describe=lambda: "step-1.pt")
+    folder = SimpleNamespace(path=run, records=[1], checkpoints=checkpoints, args=args)
     plan = SimpleNamespace(folder=folder, options=SimpleNamespace(algorithm="own_methods:Method"))
     line = FineTuning.interrupted(SimpleNamespace(plan=plan), RunLog([]).go_on(plan, num_processes=1))
+    assert "accelerate launch --mixed_precision bf16 " in line
     assert line.endswith(f"--resume {run} --algorithm own_methods:Method")

@@ -76,7 +76,7 @@ def test_files_that_an_earlier_upload_left_are_named(hub, folder, tmp_path, capl
     push_folder(tmp_path, REPOSITORY)
     assert not caplog.messages
     push_folder(folder, REPOSITORY)
-    assert f"{REPOSITORY} keeps report.html, perhaps of another network" in caplog.text
+    assert f"repo_id='{REPOSITORY}': keeps report.html, perhaps of another network" in caplog.text
 
 
 def test_a_connection_that_breaks_once_is_tried_again(hub, folder):

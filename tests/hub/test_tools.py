@@ -48,13 +48,17 @@ def test_a_published_network_has_its_calibration(best, hub, tmp_path, capsys):
     assert ",unlike," in tables[0]
 
 
-def test_a_cache_that_timm_filled_has_no_calibration_which_is_said(best, monkeypatch, caplog):
+def test_a_cache_that_timm_filled_lacks_a_calibration_and_says_so_until_the_hub_has_answered(best, monkeypatch, caplog):
     timm.create_model(SOURCE, pretrained=True)
-    assert load_calibration(SOURCE) is None  # the Hub answers that there is none
-    assert "without the Hub" not in caplog.text
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert load_calibration(SOURCE) is None
-    assert f"{SOURCE}: without the Hub, and calibration.safetensors is not in its cache" in caplog.text
+    with monkeypatch.context() as offline:
+        offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert load_calibration(SOURCE) is None
+    assert f"model='{SOURCE}': calibration.safetensors is not in the Hub's cache" in caplog.text
+    caplog.clear()
+    for is_offline in (False, True):  # the Hub answers that there is none, and the cache remembers it
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+        assert load_calibration(SOURCE) is None
+    assert not caplog.text
 
 
 def test_a_network_that_is_not_there_is_named(best):

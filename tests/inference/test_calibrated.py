@@ -116,7 +116,7 @@ def test_images_that_the_run_trained_on_do_not_calibrate_it(option, value, own, 
     assert not (tmp_path / "best" / CALIBRATION).exists()
 
 
-def test_a_held_out_domain_that_is_not_named_calibrates_nothing(tmp_path):
+def test_a_held_out_domain_that_is_not_named_is_no_training_domain(tmp_path):
     args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1, 5], "trial_seed": 1}
     saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, args)
     scores = timm_moe_dg.evaluate(tmp_path / "best", test_domains=["rot_75"], calibrate=True, workers=0)

@@ -76,7 +76,7 @@ def test_abstention_is_the_share_of_the_images_that_set_it(caplog):
         assert (confidence < abstention_threshold(confidence, share)).float().mean() == pytest.approx(share)
     assert not caplog.records
     assert abstention_threshold(torch.tensor([0.5, 1, 1, 1, 1]), 0.4) == 1
-    assert "abstain=0.4: 20.0% of answers go to a person, because further ones have the same confidence" in caplog.text
+    assert "abstain=0.4: 20.0% of answers go to a person, because further ones share the confidence" in caplog.text
 
 
 def test_columns_do_not_depend_on_the_batch():

@@ -19,13 +19,13 @@ from timm_moe_dg.protocols.run_identity import (
     check_unchanged,
     check_weights_files,
     differences,
+    measured_settings,
     method_of,
     read_arguments,
     read_repeatable,
     settings,
     sha256,
     stamp,
-    undeclared_settings,
     weights_files,
 )
 
@@ -65,7 +65,7 @@ def test_the_launchers_precision_is_a_setting_unless_an_option_replaces_it(varia
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     if variable:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", variable)
-    assert undeclared_settings({"amp_dtype": amp_dtype}) == {"weights_sha256": None, **entry}
+    assert measured_settings({"amp_dtype": amp_dtype}) == {"weights_sha256": None, **entry}
     assert settings({"amp_dtype": amp_dtype, **entry}) == {"amp_dtype": amp_dtype, **entry}
 
 
@@ -129,6 +129,10 @@ def test_a_changed_argument_is_named_with_both_values():
         check_unchanged(recorded, {**recorded, "lr": 0.2})
     with pytest.raises(ArgumentError, match=r"averaging='ema': .* started with None"):
         check_unchanged(recorded, {**recorded, "averaging": "ema"})
+    with pytest.raises(
+        ArgumentError, match=r"mixed_precision='bf16': .* by accelerate launch --mixed_precision no; use"
+    ):
+        check_unchanged(recorded, {**recorded, "mixed_precision": "bf16"})
 
 
 def test_rows_of_tables_are_told_apart_by_settings_alone():
@@ -229,3 +233,6 @@ def test_the_method_of_a_calibration_names_no_folder_of_this_machine():
     assert method_of(args) == "ERM, local-dir:ab12"
     backbone = {"model": "gmoe", "model_kwargs": {"backbone": "local-dir:/home/me/best", "depth": 2}}
     assert method_of(args | backbone) == 'ERM, gmoe, {"backbone": "local-dir:ab12", "depth": 2.0}'
+    assert method_of(args | {"model": "local-dir:a,b/best"}) == "ERM, local-dir:ab12"
+    encoder = {"model": "moge_tiny", "model_kwargs": {"metadata_encoder": "satclip:/home/me/x.ckpt"}}
+    assert method_of(args | encoder) == 'ERM, moge_tiny, {"metadata_encoder": "satclip:ab12"}'

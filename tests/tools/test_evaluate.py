@@ -149,7 +149,7 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     evaluate("--model", run[0], "--output", tmp_path)
     assert f"local-dir:{run[0]}/best: " in caplog.text
     assert " parameters from its saved weights, same classifier" in caplog.text
-    assert f"{run[0]}: the run has not finished, and this is its best network so far" in caplog.text
+    assert f"{run[0]}/best': the run has not finished, and this is its best network so far" in caplog.text
     metrics = metrics_in(tmp_path)
     domain, logits = rotated_digits()[1], run[1][1]
     accuracy = (logits.argmax(1) == torch.tensor(domain.targets)).double().mean().item()

@@ -106,13 +106,14 @@ def test_polygons_in_collections_count_and_lines_and_overlaps_are_named(scene, t
     labels = write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 64, 96)), ("b", (64, 0, 128, 96))])
     table = json.loads(labels.read_text())
     line = {"type": "LineString", "coordinates": [[3.0, 50.5], [3.1, 50.5]]}
-    features = [{"type": "Feature", "geometry": line, "properties": {"label": "road"}}, *table["features"]]
-    features[1]["geometry"] = {"type": "GeometryCollection", "geometries": [line, features[1]["geometry"]]}
+    others = [{"type": "Feature", "geometry": shape, "properties": {"label": "road"}} for shape in (line, None)]
+    features = [*table["features"], *others]
+    features[0]["geometry"] = {"type": "GeometryCollection", "geometries": [line, features[0]["geometry"]]}
     labels.write_text(json.dumps({**table, "features": features}))
     rows = tiles(scene, labels, tmp_path / "data")
     assert [row["label"] for row in rows] == ["a"] * 4 + ["b"] * 4 + (["a"] * 4 + ["b"] * 4) * 5
     assert [record.getMessage().partition("': ")[2] for record in caplog.records] == [
-        "1 labeled features are no polygons, and are left out"
+        "2 labeled features without a polygon are left out"
     ]
     caplog.clear()
     write_labels(labels, [("a", (0, 0, 64, 96)), ("b", (48, 0, 128, 96))])

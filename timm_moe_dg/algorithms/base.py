@@ -127,7 +127,7 @@ class Algorithm(Tunable, ABC):
 
     @property
     def trains_network(self) -> bool:
-        """Whether the last `update` was a step of the network."""
+        """Whether the last `update` was a step of the network. Others move no bias and no thresholds of routers."""
         return True
 
     def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 LOCAL = "local-dir:"  # timm's source of models in a folder
 TEXT = "text:"  # classifiers made of text embeddings
-_YAML = {"true": True, "false": False, "null": None}  # as texts, all three would switch an option on
+_YAML = {"true": True, "false": False, "null": None}  # a text such as "false" would count as true
 MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 

@@ -18,7 +18,6 @@ Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
 HEADER = ("path", "label", "lon", "lat", "split", "group")
 Row: TypeAlias = tuple[str, ...]  # fields of `HEADER`
-EDGE = {True: 0.03, False: 3_000.0}  # degrees or meters between points, whose chord is 0.1 m from a curved edge
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -185,7 +184,7 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         labeled = [(_polygons(shape), str(label)) for shape, label in given if label is not None]
         shapes = [(shape, label) for polygons, label in labeled for shape in polygons]
         if crs != raster.crs:
-            step = EDGE[crs.is_geographic]
+            step = 0.03 if crs.is_geographic else 3_000.0  # degrees or meters: chords are 0.1 m from a curved edge
             shapes = [
                 (rasterio.warp.transform_geom(crs, raster.crs, _with_points(shape, step)), label)
                 for shape, label in shapes
@@ -196,12 +195,14 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         names = ", ".join(sorted({name for feature in features for name in feature.get("properties") or {}})) or "none"
         raise ArgumentError.of("column", options.column, f"no polygon of {path!r} has it; its properties are {names}")
     if lines := sum(not polygons for polygons, _ in labeled):
-        _LOGGER.warning("labels=%r: %d labeled features are no polygons, and are left out", path, lines)
+        _LOGGER.warning("labels=%r: %d labeled features without a polygon are left out", path, lines)
     return _Polygons(shapes)
 
 
 def _polygons(shape: Any) -> list[Any]:
     """The polygons of a GeoJSON geometry; GDAL repairs polygons as collections of them and of lines."""
+    if shape is None:  # a feature without a place
+        return []
     if shape["type"] == "GeometryCollection":
         return [polygon for part in shape["geometries"] for polygon in _polygons(part)]
     return [shape] if shape["type"] in ("Polygon", "MultiPolygon") else []

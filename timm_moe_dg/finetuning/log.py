@@ -98,8 +98,10 @@ class RunLog(MemoryHandler):
         if self._call:
             return call_text("finetune", {"resume": path, **method_words, **({"imports": imports} if imports else {})})
         launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        sharding = " --use_fsdp --fsdp_version 2" if is_sharded() else ""
-        launcher = f"accelerate launch{sharding}" if launched else "python"
+        flags = " --use_fsdp --fsdp_version 2" if is_sharded() else ""
+        if precision := plan.folder.args.get("mixed_precision"):
+            flags += f" --mixed_precision {precision}"
+        launcher = f"accelerate launch{flags}" if launched else "python"
         words = [path, *(word for pair in method_words.items() for word in option_words(*pair))]
         words += [word for name in imports for word in (OPTION, name)]
         return f"{command('finetune', launcher)} --resume {shlex.join(words)}"

@@ -38,7 +38,7 @@ from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.domain_roles import describe_role
 from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
-from ..protocols.run_identity import stamp, undeclared_settings
+from ..protocols.run_identity import measured_settings, stamp
 from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
 from ..storage.run_folder import RunFolder, warn_of_seen_images
 from .optimization import check_optimizer
@@ -138,7 +138,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
     warn_late(hparams, filled.steps)
-    args = {**vars(filled), **stamp(), **undeclared_settings(vars(filled)), "data": short(digests)}
+    args = {**vars(filled), **stamp(), **measured_settings(vars(filled)), "data": short(digests)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
     warn_of_seen_images(args, domains, digests)
     kind = "photograph" if filled.split_by_photograph else "group" if filled.group_column else "random"

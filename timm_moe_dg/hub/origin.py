@@ -99,5 +99,5 @@ def _shortened(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     # Also of sources with a scheme, such as "local-dir:/home/...".
-    scheme, separator, path = value.rpartition(":")
+    scheme, separator, path = ("", "", value) if os.path.isabs(value) else value.partition(":")
     return f"{scheme}{separator}{Path(path).name}" if os.path.isabs(path) else value

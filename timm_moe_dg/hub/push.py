@@ -66,7 +66,8 @@ def push_folder(
         ours = {".gitattributes", *(operation.path_in_repo for operation in operations)}
         theirs = {file.rfilename for file in api.model_info(repo_id, revision=revision).siblings or ()}
         if stale := sorted(theirs - ours):
-            _logger.warning(f"{repo_id} keeps {', '.join(stale)}, perhaps of another network; delete old files there")
+            remedy = "delete old files on the Hub"
+            _logger.warning(f"repo_id={repo_id!r}: keeps {', '.join(stale)}, perhaps of another network; {remedy}")
         # Not `upload_folder`, which makes several commits of large folders
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr

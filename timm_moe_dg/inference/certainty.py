@@ -148,10 +148,10 @@ def abstention_threshold(confidence: Tensor, abstain: float) -> float:
     """
     rank = math.floor(len(confidence) * abstain + 1e-9)
     threshold = confidence[rank].item() if rank < len(confidence) else math.inf
-    reached = (confidence < threshold).double().mean().item()
-    if reached < abstain - 0.01 and int((confidence < threshold).sum()) < rank:
-        equal = f"have the same confidence, {threshold:g}, as many others"
-        _logger.warning(f"abstain={abstain:g}: {reached:.1%} of answers go to a person, because further ones {equal}")
+    below = int((confidence < threshold).sum())
+    if rank - below > 0.01 * len(confidence):
+        reason = f"because further ones share the confidence {threshold:g}"
+        _logger.warning(f"abstain={abstain:g}: {below / len(confidence):.1%} of answers go to a person, {reason}")
     return threshold
 
 

@@ -233,9 +233,10 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
         domains, _ = drop_unreadable(domains, options.workers)
         digests = with_readable(digests, domains) if digests else []
     known = recognize(run, domains, digests)
-    named = _test_domains(options, domains, known)
+    untrained = [index for index, domain in enumerate(known) if not domain.trained] if known else []
+    named = _test_domains(options, domains, known, untrained)
     # Those that the run did not train on are none of training, whether they are named or not
-    test_domains = [index for index, domain in enumerate(known) if not domain.trained] if known else named
+    test_domains = untrained if known else named
     domains = hold_out(domains, test_domains)
     data = _Data(domains, known, test_domains, [])
     if options.domains == [ALL] or (options.domains is None and not test_domains):
@@ -250,16 +251,14 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
 
 
 def _test_domains(
-    options: EvaluateOptions, domains: Sequence[Domain], known: Sequence[Recognized] | None
+    options: EvaluateOptions, domains: Sequence[Domain], known: Sequence[Recognized] | None, untrained: Sequence[int]
 ) -> Sequence[int]:
     if options.test_domains is not None:
         positions = _find_domains(options, "test_domains", domains)
         if trained := [domains[index].name for index in positions if known and known[index].trained]:
             raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
         return positions
-    if known:
-        return [index for index, domain in enumerate(known) if not domain.trained]
-    return evaluation_only(domains)
+    return untrained if known else evaluation_only(domains)
 
 
 def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]) -> list[int]:
@@ -276,27 +275,27 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     """Splits the domains as the run did."""
     domains, known = data.domains, data.known
     # A split depends on the domain's position in the run's data
-    places = dict(enumerate(range(len(domains)) if known is None else [domain.position for domain in known]))
+    places = [*range(len(domains))] if known is None else [domain.position for domain in known]
     # Groups that several domains share are split by name, so that new domains would change the run's own splits
-    own = [index for index, place in places.items() if place is not None or not options.group_column]
+    own = [index for index, place in enumerate(places) if place is not None or not options.group_column]
     if not own:  # new data may have no such groups
-        options, own = replace(options, group_column=None), [*places]
+        options, own = replace(options, group_column=None), [*range(len(domains))]
     positions = [index if (place := places[index]) is None else place for index in own]
     training = [number for number, index in enumerate(own) if index not in data.test_domains]
     parts = make_splits([domains[index] for index in own], training, vars(options), positions=positions)
     splits = dict(zip(own, parts, strict=True))
     recorded = run_arguments(options.model).get("domain_digests") or () if options.group_column else ()
-    intact = sorted(domain.position for domain in known or () if domain.position is not None and not domain.changed)
+    intact = {domain.position for domain in known or () if not domain.changed}
     for index, domain in enumerate(known or ()):
         # Which of its images were trained on cannot be told, nor if another domain may have had the same groups
-        if domain.trained and (domain.changed or (recorded and intact != [*range(len(recorded))])):
+        if domain.trained and (domain.changed or (recorded and not intact.issuperset(range(len(recorded))))):
             splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
-    if new := [index for index in places if index not in splits]:
+    if new := [index for index in range(len(domains)) if index not in splits]:
         groups = image_groups(domains, vars(options)) or []
         trained = [index for index in own if index not in data.test_domains]
         seen = {groups[index][row] for index in trained for part in vars(splits[index]).values() for row in part}
         splits |= {index: _unseen(domains[index], groups[index], seen) for index in new}
-    return [splits[index] for index in places]
+    return [splits[index] for index in range(len(domains))]
 
 
 def _unseen(domain: Domain, groups: Sequence[str], seen: Container[str]) -> Split:

@@ -70,7 +70,11 @@ class PartFolder:
         for number, rows in enumerate(parts):
             self.total = number + 1
             self._digests.append(hashlib.sha256(repr(rows).encode(errors="surrogateescape")).hexdigest())
-            if number % shard.step == shard.first and not self._is_finished(number):
+            if number % shard.step != shard.first:
+                continue
+            if self._path(number).exists():
+                self._check_input(number)
+            else:
                 yield number, rows
 
     def check_complete(self, shard: Shard) -> None:
@@ -78,8 +82,8 @@ class PartFolder:
         finished = self.finished()
         if finished and finished[-1] >= self.total:
             raise self._changed(finished[-1])
-        for number in finished:
-            self._is_finished(number)
+        for number in finished:  # of all shards, each of which lists the images by itself
+            self._check_input(number)
         if missing := sorted({*range(shard.first, self.total, shard.step)} - {*finished}):
             raise DataError(f"output={str(self._path(missing[0]))!r}: was removed; give the same command again")
 
@@ -113,10 +117,8 @@ class PartFolder:
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:05}.parquet"
 
-    def _is_finished(self, number: int) -> bool:
+    def _check_input(self, number: int) -> None:
         path = self._path(number)
-        if not path.exists():
-            return False
         try:
             notes = _parquet().read_schema(path).metadata or {}
         except (OSError, ValueError) as error:  # pyarrow's errors are of both
@@ -124,7 +126,6 @@ class PartFolder:
             raise DataError(f"output={str(path)!r}: is no complete Parquet file; {remedy}") from error
         if notes.get(INPUT) != self._digests[number].encode():
             raise self._changed(number)
-        return True
 
     def _changed(self, number: int) -> DataError:
         remedy = "images were added, removed or renamed since: choose another folder, or remove its parts"

@@ -284,10 +284,9 @@ class _Scene:
             columns = slice(left, left + self.size)
             window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
             missing = missing_values(window, self.raster.nodata, hidden)
-            empty = [0.0 if clear is None else clear[:, columns].mean()]
-            if missing is not None:
-                empty += missing.mean(axis=(1, 2)).tolist()
-            if max(empty) > MOST_MISSING:
+            shares = [] if missing is None else missing.mean(axis=(1, 2)).tolist()
+            shares += [] if clear is None else [clear[:, columns].mean()]
+            if max(shares, default=0.0) > MOST_MISSING:
                 yield None
             else:
                 convert = rgb_pixels if self.bands == RGB else scaled

@@ -182,8 +182,8 @@ class Router(OwnParameters):
     def after_step(self) -> None:
         """Updates buffers after a step of the optimizer: bias and thresholds. `layers.after_step` calls it.
 
-        `expert_counts` (E,) int64 then has the number of each expert's items in the training forwards of the step, in
-        all parts of an accumulated batch and in all processes.
+        `expert_counts` (E,) int64 then has the number of each expert's items in the training forwards since the last
+        call, in all parts of an accumulated batch and in all processes.
         """
         if self.expert_bias is not None:
             counts = self.expert_counts.to(self.expert_bias)

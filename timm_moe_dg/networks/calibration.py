@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from timm.models import parse_model_name
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..cli.program import command
 from ..cli.values import LOCAL
-from ..compat import download_from_hf
+from ..compat import download_from_hf, hf_split
 from ..errors import CheckpointError, check_regular_file
 from .build import Network, data_config, hub_or_cache
 from .digest import network_digest
@@ -110,8 +111,10 @@ def load_calibration(model: str) -> Calibration | None:
         with hub_or_cache():
             return read_calibration(Path(download_from_hf(location, CALIBRATION)))
     except LocalEntryNotFoundError:  # a subclass of the next, for a cache that timm's own loading may have filled
-        remark = f"without the Hub, and {CALIBRATION} is not in its cache"
-        _logger.warning(f"{model}: {remark}; if the model is calibrated, its probabilities are others")
+        repository, revision = hf_split(location)
+        if try_to_load_from_cache(repository, CALIBRATION, revision=revision) is not _CACHED_NO_EXIST:
+            remedy = "load the model once with the Hub in reach, or its probabilities may lack their temperature"
+            _logger.warning(f"model={model!r}: {CALIBRATION} is not in the Hub's cache; {remedy}")
         return None
     except EntryNotFoundError:
         return None

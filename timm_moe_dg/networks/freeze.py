@@ -20,8 +20,8 @@ _logger = logging.getLogger(__name__)
 def freeze_backbone(network: Network) -> nn.Module:
     """Freezes everything but a new linear classifier, which is initialized and returned (MoGE, section 2.2, i).
 
-    Dropout, stochastic depth and all that routing does in training alone are turned off: frozen features cannot adapt
-    to them.
+    Dropout, stochastic depth, patch dropout, router noise, capacity limits and choice by experts are turned off: frozen
+    features cannot adapt to them.
     """
     network.reset_classifier(network.num_classes)
     classifier = network.get_classifier()
@@ -38,9 +38,10 @@ def freeze_backbone(network: Network) -> nn.Module:
         elif isinstance(module, PatchDropout | PatchDropoutWithIndices):
             module.prob = 0.0
         elif isinstance(module, Router):
-            module.freeze().noise_std = 0.0
+            module.freeze()
+            module.noise_std = 0.0
             if module.choice == "expert":
-                module.choice = "token"
+                module.choice = "token"  # as in evaluation
         elif isinstance(module, MoeMlp):
             module.capacity_factor = None
     return classifier

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -198,11 +197,19 @@ def _canonical(value: object) -> object:
 def method_of(args: Arguments) -> str:
     """Describes the architecture and the training method of a run, for `Calibration.method`, which may be published.
 
-    Local folders have the digest of their weights in place of their path.
+    Local folders and files have the digest of their weights in place of their path.
     """
-    texts = [str(args[name]) for name in ("algorithm", "averaging", "model", "average_method") if args.get(name)]
-    text = ", ".join([*texts, *([canonical_json(args["model_kwargs"])] if args.get("model_kwargs") else [])])
-    return re.sub(rf'{LOCAL}[^",]*', LOCAL + str(args.get("weights_sha256")), text)
+    names = ("algorithm", "averaging", "model", "average_method")
+    texts = [str(_without_path(args[name], args)) for name in names if args.get(name)]
+    if options := dict(args.get("model_kwargs") or {}):
+        texts.append(canonical_json({name: _without_path(value, args) for name, value in options.items()}))
+    return ", ".join(texts)
+
+
+def _without_path(value: object, args: Arguments) -> object:
+    source, _, place = str(value).partition(":")
+    is_path = f"{source}:" == LOCAL or os.path.isabs(place)
+    return f"{source}:{args.get('weights_sha256')}" if is_path else value
 
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
@@ -218,7 +225,9 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
         if not same_setting(name, old, new):
             source, reason = name, f"the run to resume was started with {old!r}; use that"
-            if name == "data":
+            if name == "mixed_precision":
+                reason = f"the run to resume was started by accelerate launch --mixed_precision {old or 'no'}; use that"
+            elif name == "data":
                 tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
                 # The whole may differ and no part that both have, such as the content of images
                 change = difference(*tables)
@@ -257,12 +266,12 @@ def weights_files(args: Arguments) -> list[Path]:
     return [file for file in files if file.is_file()][:1] + [file for file in texts + encoders if file.is_file()]
 
 
-def undeclared_settings(args: Arguments) -> dict[str, str | None]:
-    """Returns a run's settings that are no options: the digest of `weights_files`, and the launcher's precision."""
+def measured_settings(args: Arguments) -> dict[str, str | None]:
+    """Returns the settings that no option holds: the digest of `weights_files`, and the launcher's precision."""
     weights = weights_files(args)
-    found = {"weights_sha256": sha256(*weights) if weights else None}
+    measured = {"weights_sha256": sha256(*weights) if weights else None}
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    return found if args["amp_dtype"] or precision in ("", "no") else {**found, "mixed_precision": precision}
+    return measured if args["amp_dtype"] or precision in ("", "no") else {**measured, "mixed_precision": precision}
 
 
 def sha256(*files: Path) -> str:

@@ -119,8 +119,8 @@ def warn_late(hparams: Mapping[str, float | int], steps: int) -> None:
     """Warns of penalties and averages that begin after the last step of a run."""
     for name, value in hparams.items():
         if _counts_steps(name) and value >= steps:
-            reason = f"the penalty or average that begins there has no effect in {steps} steps"
-            _logger.warning(f"{name}={value}: {reason}; set it by --hparams, or take more --steps")
+            reason = f"the full penalty or the average begins at this step, and the run ends after {steps}"
+            _logger.warning(f"{name}={value}: {reason}; set a smaller one by --hparams, or take more --steps")
 
 
 def _counts_steps(name: str) -> bool:

@@ -184,16 +184,18 @@ def warn_of_unfinished(model: str) -> None:
     source, _, place = model.partition(":")
     folder = Path(place).parent
     if source == "local-dir" and (folder / ARGUMENTS).is_file() and not (folder / DONE).exists():
-        _logger.warning(f"{folder}: the run has not finished, and this is its best network so far")
+        remedy = f"finish it with --resume {folder}"
+        _logger.warning(f"model={model!r}: the run has not finished, and this is its best network so far; {remedy}")
 
 
 def warn_of_seen_images(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
     """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
     start, file = {}, args["initial_checkpoint"]
+    if not (file or args["pretrained"]):
+        return
     with suppress(MoeDgError):  # args.yaml of something else
         start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else args["model"])
-    if not (file or args["pretrained"]) or not (known := recognize(start, domains, digests)):
-        return
+    known = recognize(start, domains, digests) or ()
     trained = [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
     if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
         _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")

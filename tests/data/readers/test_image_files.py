@@ -47,7 +47,7 @@ def test_folders_that_a_pattern_matches_are_named(folder, caplog):
     for pattern in (f"{folder}/*", f"{folder}/*", f"{folder}/**"):
         find_images([pattern])
     assert [record.getMessage() for record in caplog.records] == [
-        f"images='{folder}/*': the 1 folders that it matches are not searched; use ** for that"
+        f"images='{folder}/*': matches folders (1), which are not searched; use ** to search them"
     ]
 
 

@@ -7,6 +7,7 @@ GMoE (Li et al., ICLR 2023), figure 3b, attributes as in SF-MoE (Li et al., 2022
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -109,8 +110,9 @@ def permuted_patches(first: Tensor, generator: torch.Generator, shown: Tensor | 
 
 def _numbers(pictures: Sequence[str] | None, images: int) -> Tensor:
     """(B,) int64: the number of each image's picture, below B."""
-    index_of = {name: number for number, name in enumerate(dict.fromkeys(pictures or range(images)))}
-    return torch.tensor([index_of[name] for name in pictures or range(images)])
+    names = range(images) if pictures is None else pictures
+    index_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([index_of[name] for name in names])
 
 
 def associate_attributes(
@@ -130,7 +132,7 @@ def associate_attributes(
     """
     generator = torch.Generator().manual_seed(seed)
     shown = _numbers(pictures, len(first))
-    positions = [shown.tolist().index(number) for number in range(int(shown.max()) + 1)]
+    positions = np.unique(shown.numpy(), return_index=True)[1].tolist()  # the first image of each picture
     # Images of one picture are no independent observations: their counts are added
     by_image = F.one_hot(first, num_experts).sum(1).double()
     counts = by_image.new_zeros(len(positions), num_experts).index_add_(0, shown, by_image)

@@ -112,9 +112,9 @@ def _paths_of(source: str, left_out: Counter[str]) -> Iterable[str]:
     return sorted(path for path in paths if not any(map(is_hidden, set(Path(path).parts) - named - {".."})))
 
 
-@cache  # a pattern is read more than once
+@cache  # once in a process, because a pattern is read more than once
 def _warn_of_folders(pattern: str, count: int) -> None:
-    _LOGGER.warning("images=%r: the %d folders that it matches are not searched; use ** for that", pattern, count)
+    _LOGGER.warning("images=%r: matches folders (%d), which are not searched; use ** to search them", pattern, count)
 
 
 def _is_image_below(path: str, folder: str) -> bool:
