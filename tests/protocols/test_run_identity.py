@@ -230,9 +230,9 @@ def test_averages_over_steps_and_arguments_of_the_model_are_other_methods():
 
 def test_the_method_of_a_calibration_names_no_folder_of_this_machine():
     args = {"algorithm": "ERM", "model": "local-dir:/home/me/best", "averaging": None, "weights_sha256": "ab12"}
-    assert method_of(args) == "ERM, local-dir:ab12"
+    assert method_of(args) == "ERM, weights ab12"
     backbone = {"model": "gmoe", "model_kwargs": {"backbone": "local-dir:/home/me/best", "depth": 2}}
-    assert method_of(args | backbone) == 'ERM, gmoe, {"backbone": "local-dir:ab12", "depth": 2.0}'
-    assert method_of(args | {"model": "local-dir:a,b/best"}) == "ERM, local-dir:ab12"
+    assert method_of(args | backbone) == 'ERM, gmoe, {"backbone": "weights ab12", "depth": 2.0}'
+    assert method_of(args | {"model": "local-dir:a,b/best"}) == "ERM, weights ab12"
     encoder = {"model": "moge_tiny", "model_kwargs": {"metadata_encoder": "satclip:/home/me/x.ckpt"}}
-    assert method_of(args | encoder) == 'ERM, moge_tiny, {"metadata_encoder": "satclip:ab12"}'
+    assert method_of(args | encoder) == 'ERM, moge_tiny, {"metadata_encoder": "weights ab12"}'

@@ -209,7 +209,7 @@ def method_of(args: Arguments) -> str:
 def _without_path(value: object, args: Arguments) -> object:
     source, _, place = str(value).partition(":")
     is_path = f"{source}:" == LOCAL or os.path.isabs(place)
-    return f"{source}:{args.get('weights_sha256')}" if is_path else value
+    return f"weights {args.get('weights_sha256')}" if is_path else value
 
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
