@@ -108,9 +108,10 @@ def _write_tiles(
 
 
 def _transparent(raster: Any, values: np.ndarray) -> np.ndarray | None:
-    """Marks gray pixels of no opacity, as beside the footprint of a mosaic; None without a band of transparency.
+    """Marks gray pixels of no opacity, as beside the footprint of a mosaic.
 
-    Colored ones have data: GDAL also takes a fourth band such as infrared for transparency.
+    Colored ones have data, because GDAL also takes a fourth band such as infrared for transparency. The result is None
+    without such a band.
     """
     if raster.colorinterp[-1] != import_rasterio().enums.ColorInterp.alpha:
         return None
@@ -200,7 +201,7 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
 
 
 def _polygons(shape: Any) -> list[Any]:
-    """The polygons of a GeoJSON geometry; GDAL repairs polygons as collections of them and of lines."""
+    """Returns the polygons of a GeoJSON geometry. GDAL repairs polygons as collections of them and of lines."""
     if shape is None:  # a feature without a place
         return []
     if shape["type"] == "GeometryCollection":
@@ -209,7 +210,7 @@ def _polygons(shape: Any) -> list[Any]:
 
 
 def _with_points(shape: Any, step: float) -> Any:
-    """Puts points on the edges of polygons: an edge is straight in their own system, and may be curved in another."""
+    """Puts points on the edges of polygons. An edge is straight in its own system, and may be curved in another."""
     parts = shape["coordinates"] if shape["type"] == "MultiPolygon" else [shape["coordinates"]]
     return {"type": "MultiPolygon", "coordinates": [[_ring(ring, step) for ring in rings] for rings in parts]}
 

@@ -154,16 +154,16 @@ class Evaluation(NamedTuple):
 
 class _Data(NamedTuple):
     domains: Sequence[Domain]
-    known: Sequence[Recognized] | None  # the run's domains among them; None if the run recorded no names
+    recognized: Sequence[Recognized] | None  # the run's domains among them; None if the run recorded no names
     test_domains: Sequence[int]  # positions of the domains that the model was not trained on
     counted: Sequence[int]  # positions of the domains of the overall scores
 
     @property
     def roles(self) -> list[str]:
         """Each domain's part in training as the run says; empty if it says nothing."""
-        if self.known is None:
+        if self.recognized is None:
             return []
-        return [part.role(domain) for domain, part in zip(self.domains, self.known, strict=True)]
+        return [part.role(domain) for domain, part in zip(self.domains, self.recognized, strict=True)]
 
 
 def evaluate_parser(description: str | None = None) -> ToolParser:
@@ -232,13 +232,13 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
         digests = with_readable(digests, domains) if digests else []
-    known = recognize(run, domains, digests)
-    untrained = [index for index, domain in enumerate(known) if not domain.trained] if known else []
-    named = _test_domains(options, domains, known, untrained)
+    recognized = recognize(run, domains, digests)
+    untrained = [index for index, domain in enumerate(recognized) if not domain.trained] if recognized else []
+    named = _test_domains(options, domains, recognized, untrained)
     # Those that the run did not train on are none of training, whether they are named or not
-    test_domains = untrained if known else named
+    test_domains = untrained if recognized else named
     domains = hold_out(domains, test_domains)
-    data = _Data(domains, known, test_domains, [])
+    data = _Data(domains, recognized, test_domains, [])
     if options.domains == [ALL] or (options.domains is None and not test_domains):
         counted: Sequence[int] = range(len(domains))
     elif options.domains in (None, [HELD_OUT]):
@@ -251,14 +251,17 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
 
 
 def _test_domains(
-    options: EvaluateOptions, domains: Sequence[Domain], known: Sequence[Recognized] | None, untrained: Sequence[int]
+    options: EvaluateOptions,
+    domains: Sequence[Domain],
+    recognized: Sequence[Recognized] | None,
+    untrained: Sequence[int],
 ) -> Sequence[int]:
     if options.test_domains is not None:
         positions = _find_domains(options, "test_domains", domains)
-        if trained := [domains[index].name for index in positions if known and known[index].trained]:
+        if trained := [domains[index].name for index in positions if recognized and recognized[index].trained]:
             raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
         return positions
-    return untrained if known else evaluation_only(domains)
+    return untrained if recognized else evaluation_only(domains)
 
 
 def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]) -> list[int]:
@@ -273,26 +276,26 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
 
 def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
     """Splits the domains as the run did."""
-    domains, known = data.domains, data.known
+    domains, recognized = data.domains, data.recognized
     # A split depends on the domain's position in the run's data
-    places = [*range(len(domains))] if known is None else [domain.position for domain in known]
+    places = [*range(len(domains))] if recognized is None else [domain.position for domain in recognized]
     # Groups that several domains share are split by name, so that new domains would change the run's own splits
-    own = [index for index, place in enumerate(places) if place is not None or not options.group_column]
-    if not own:  # new data may have no such groups
-        options, own = replace(options, group_column=None), [*range(len(domains))]
-    positions = [index if (place := places[index]) is None else place for index in own]
-    training = [number for number, index in enumerate(own) if index not in data.test_domains]
-    parts = make_splits([domains[index] for index in own], training, vars(options), positions=positions)
-    splits = dict(zip(own, parts, strict=True))
+    run_domains = [index for index, place in enumerate(places) if place is not None or not options.group_column]
+    if not run_domains:  # new data may have no such groups
+        options, run_domains = replace(options, group_column=None), [*range(len(domains))]
+    positions = [index if (place := places[index]) is None else place for index in run_domains]
+    training = [number for number, index in enumerate(run_domains) if index not in data.test_domains]
+    parts = make_splits([domains[index] for index in run_domains], training, vars(options), positions=positions)
+    splits = dict(zip(run_domains, parts, strict=True))
     recorded = run_arguments(options.model).get("domain_digests") or () if options.group_column else ()
-    intact = {domain.position for domain in known or () if not domain.changed}
-    for index, domain in enumerate(known or ()):
+    intact = {domain.position for domain in recognized or () if not domain.changed}
+    for index, domain in enumerate(recognized or ()):
         # Which of its images were trained on cannot be told, nor if another domain may have had the same groups
         if domain.trained and (domain.changed or (recorded and not intact.issuperset(range(len(recorded))))):
             splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
     if new := [index for index in range(len(domains)) if index not in splits]:
         groups = image_groups(domains, vars(options)) or []
-        trained = [index for index in own if index not in data.test_domains]
+        trained = [index for index in run_domains if index not in data.test_domains]
         seen = {groups[index][row] for index in trained for part in vars(splits[index]).values() for row in part}
         splits |= {index: _unseen(domains[index], groups[index], seen) for index in new}
     return [splits[index] for index in range(len(domains))]

@@ -100,7 +100,7 @@ def domain_accuracies(
 
 
 def positive_score(logits: Tensor) -> Tensor:
-    """(N, C) -> (N,) float32 log-odds of the second of two classes; NaN for other numbers of classes."""
+    """(N, C) -> (N,) float32 log-odds of the second of two classes, or NaN for other numbers of classes."""
     # Not its probability, which rounds to 1 for many images of a confident network
     scores = logits.float()
     return scores[:, 1] - scores[:, 0] if logits.shape[1] == 2 else torch.full_like(scores[:, 0], torch.nan)
