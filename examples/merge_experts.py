@@ -23,9 +23,8 @@ from timm.data import resolve_model_data_config
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.__main__ import main as command
-from timm_moe_dg.protocols.headline import headlines
 from timm_moe_dg.protocols.records import Record, read_records
-from timm_moe_dg.protocols.selection import training_domain_validation
+from timm_moe_dg.protocols.selection import headlines, training_domain_validation
 from timm_moe_dg.results.comparison import sign_flip_p
 
 NAMES = ("mixture", "merged, mean", "merged, by use", "dense")

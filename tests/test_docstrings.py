@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import timm_moe_dg
-from timm_moe_dg.algorithms import registry
+from timm_moe_dg import algorithms
 from timm_moe_dg.data.benchmarks import table
 from timm_moe_dg.layers import router
 
@@ -47,13 +47,13 @@ def failures(module: ModuleType) -> list[str]:
 @pytest.fixture
 def registries(monkeypatch):
     """Undoes what examples register."""
-    for module, name in ((registry, "_algorithms"), (table, "_ROWS"), (router, "ROUTERS")):
+    for module, name in ((algorithms, "_algorithms"), (table, "_ROWS"), (router, "ROUTERS")):
         known = getattr(module, name)
         for key, value in known.items():
             monkeypatch.setitem(known, key, value)
-    before = {id(known): set(known) for known in (registry._algorithms, table._ROWS, router.ROUTERS)}
+    before = {id(known): set(known) for known in (algorithms._algorithms, table._ROWS, router.ROUTERS)}
     yield
-    for known in (registry._algorithms, table._ROWS, router.ROUTERS):
+    for known in (algorithms._algorithms, table._ROWS, router.ROUTERS):
         for key in set(known) - before[id(known)]:
             del known[key]
 

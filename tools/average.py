@@ -46,11 +46,10 @@ from timm_moe_dg.networks.ensemble import Ensemble, evaluation_view
 from timm_moe_dg.networks.merging import merge_experts
 from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
-from timm_moe_dg.protocols.headline import summary
 from timm_moe_dg.protocols.options import SPLITTING, Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, sha256, with_defaults
-from timm_moe_dg.protocols.selection import validation_accuracy
+from timm_moe_dg.protocols.selection import summary, validation_accuracy
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.storage.run_folder import ARGUMENTS, DONE, RunFolder, run_arguments
 

@@ -24,11 +24,9 @@ from timm_moe_dg.cli.parser import ToolParser, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
-from timm_moe_dg.results.comparison import compare, with_improvements
-from timm_moe_dg.results.new_site import new_site
-from timm_moe_dg.results.new_site_words import render_site, site_frame
+from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
+from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
-from timm_moe_dg.results.rendering import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import (
     OFFICIAL_RULES,

@@ -7,9 +7,9 @@ import pytest
 
 from tests.algorithms.networks import CLASSES, network
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup
+from timm_moe_dg.algorithms.hparams import SEARCH_SPACES, resolve_hparams
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.search_space import SEARCH_SPACES, resolve_hparams
 
 
 @pytest.mark.parametrize("method", ALGORITHMS.values())

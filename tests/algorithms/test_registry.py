@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from timm_moe_dg.algorithms import ALGORITHMS, ERM, Algorithm, get_algorithm, register_algorithm, registry
+from timm_moe_dg import algorithms
+from timm_moe_dg.algorithms import ALGORITHMS, ERM, Algorithm, get_algorithm, register_algorithm
 from timm_moe_dg.errors import ArgumentError
 
 
@@ -12,15 +13,15 @@ from timm_moe_dg.errors import ArgumentError
 def module(tmp_path, monkeypatch):
     """A file that is imported by name, and the registry as it was afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    before = dict(registry._algorithms)
+    before = dict(algorithms._algorithms)
 
     def write(text):
         (tmp_path / "own_methods.py").write_text(text)
 
     yield write
     sys.modules.pop("own_methods", None)
-    registry._algorithms.clear()
-    registry._algorithms.update(before)
+    algorithms._algorithms.clear()
+    algorithms._algorithms.update(before)
 
 
 REGISTERS = """

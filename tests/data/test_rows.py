@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.data.copies import write_domains
+from timm_moe_dg.algorithms.hparams import SEARCH_SPACES
 from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, get_benchmark, register_benchmark
 from timm_moe_dg.data.benchmarks import table
 from timm_moe_dg.data.benchmarks.place_rows import PLACE_ROWS
 from timm_moe_dg.errors import ArgumentError, DataError
-from timm_moe_dg.protocols.search_space import SEARCH_SPACES
 from timm_moe_dg.results.papers import FIGURES
 
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.load_tool import load_tool
-from timm_moe_dg.algorithms import ALGORITHMS, registry
+from timm_moe_dg import algorithms
+from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.finetuning import loop
 
 FILE = '''
@@ -59,7 +60,7 @@ def finetune(tmp_path_factory):
         patch.syspath_prepend(folder)
         yield lambda *words: tool.main([*RUN, *map(str, words)])
     sys.modules.pop("tilted_risk", None)
-    registry._algorithms.pop("Tilted", None)
+    algorithms._algorithms.pop("Tilted", None)
 
 
 @pytest.fixture(scope="module")

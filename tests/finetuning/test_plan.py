@@ -10,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.splits import domain_positions
@@ -19,7 +20,6 @@ from timm_moe_dg.finetuning.progress import wanted_trackers
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import differences, settings
-from timm_moe_dg.protocols.search_space import loss_coefficients
 
 NAMES = ["art", "photo", "2019", "1"]
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.algorithms.adversarial import DANN
+from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.finetuning.linear_probing import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
 from timm_moe_dg.networks.freeze import FREEZABLE
 from timm_moe_dg.networks.soups import match_experts, mean_weights
 from timm_moe_dg.protocols.options import RunOptions
-from timm_moe_dg.protocols.search_space import loss_coefficients
 
 SIZES = {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 4}
 KINDS: dict[str, dict[str, Any]] = {

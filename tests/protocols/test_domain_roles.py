@@ -8,8 +8,7 @@ import torch
 from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.finetuning.progress import role_line
-from timm_moe_dg.protocols.domain_roles import Recognized, recognize, role_scores, unseen_domains
-from timm_moe_dg.protocols.evaluation import Predictions
+from timm_moe_dg.protocols.evaluation import Predictions, Recognized, recognize, role_scores, unseen_domains
 
 
 def domain(role: str, group: str) -> FolderDomain:

@@ -10,15 +10,16 @@ from torch import nn
 
 from timm_moe_dg.data import Split
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.assessment import assess, restrict
 from timm_moe_dg.protocols.evaluation import (
     Outputs,
     Predictions,
+    assess,
     collect_outputs,
     domain_accuracies,
     in_scores,
     out_losses,
     predict,
+    restrict,
 )
 
 

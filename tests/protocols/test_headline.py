@@ -1,8 +1,8 @@
 """Reported numbers: by role, with the images behind them, and with an interval where these are few."""
 
 from tests.invented import ARGS, make_record
-from timm_moe_dg.protocols.headline import counted, headlines, images, selection_remark, summary, worst_groups
 from timm_moe_dg.protocols.records import RoleScores
+from timm_moe_dg.protocols.selection import counted, headlines, images, selection_remark, summary, worst_groups
 
 SIZES = {**ARGS, "split_sizes": [[400, 200], [300, 5], [400, 100]]}
 OOD: RoleScores = {

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from timm_moe_dg.algorithms import get_algorithm
+from timm_moe_dg.algorithms.hparams import SEARCH_SPACES, draw_hparams, loss_coefficients, resolve_hparams
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.protocols.search_space import SEARCH_SPACES, draw_hparams, loss_coefficients, resolve_hparams
 
 DEFAULTS = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32}
 

@@ -12,7 +12,7 @@ from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.report.network_facts import ReportSettings
 from timm_moe_dg.report.pages import report
-from timm_moe_dg.results.new_site_words import percent
+from timm_moe_dg.results.new_site import percent
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 

@@ -8,9 +8,8 @@ import pytest
 from tests.invented import invented_records, write_run
 from tests.results.test_domainbed_exchange import domainbed_row
 from timm_moe_dg.errors import RecordError
-from timm_moe_dg.protocols.headline import headline_accuracy
 from timm_moe_dg.protocols.records import Record
-from timm_moe_dg.protocols.selection import training_domain_validation
+from timm_moe_dg.protocols.selection import headline_accuracy, training_domain_validation
 from timm_moe_dg.results.runs import NO_MODEL, read_runs
 
 

@@ -13,8 +13,16 @@ from scipy.stats import permutation_test, t, ttest_1samp
 from tests.invented import invented_records
 from tests.results.test_regions import held_out_run
 from timm_moe_dg.errors import RecordError
-from timm_moe_dg.results.new_site import NewSite, new_site, prediction_interval
-from timm_moe_dg.results.new_site_words import recommendation, render_site, sentences, site_frame, site_tables
+from timm_moe_dg.results.new_site import (
+    NewSite,
+    new_site,
+    prediction_interval,
+    recommendation,
+    render_site,
+    sentences,
+    site_frame,
+    site_tables,
+)
 from timm_moe_dg.results.runs import FinishedRun
 
 Accuracies = Mapping[str, Sequence[Sequence[float]]]  # model -> accuracies on each domain, a number for each seed

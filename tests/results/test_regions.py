@@ -9,8 +9,7 @@ from tests.invented import invented_records
 from tests.results.cells import cells_of
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.results.comparison import with_improvements
-from timm_moe_dg.results.regions import joined_regions, trained_region
-from timm_moe_dg.results.runs import FinishedRun, RowKey
+from timm_moe_dg.results.runs import FinishedRun, RowKey, joined_regions, trained_region
 from timm_moe_dg.results.tables import make_tables
 
 NAMES = ["train Africa", "train Asia", "id Africa", "id Asia", "ood Oceania"]

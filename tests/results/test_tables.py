@@ -15,8 +15,7 @@ from timm_moe_dg.metrics import CLASS_SCORES
 from timm_moe_dg.protocols.planner import single_source
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.selection import training_domain_validation, whole_accuracy
-from timm_moe_dg.results.comparison import compare, paired_tests, with_improvements
-from timm_moe_dg.results.rendering import cell_text, cell_texts, render
+from timm_moe_dg.results.comparison import cell_text, cell_texts, compare, paired_tests, render, with_improvements
 from timm_moe_dg.results.runs import FinishedRun, RowKey, domain_names, find_runs
 from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, average, make_tables, why_no_table
 

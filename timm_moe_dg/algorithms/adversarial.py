@@ -10,10 +10,9 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses import class_balanced_cross_entropy, input_gradient_penalty
-from .base import SHARE, Setup
+from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, tap_features
+from .hparams import SHARE
 from .risks import Counting
-from .step import ForwardPass, Minibatches, StepContext
-from .taps import classifier_of, tap_features
 
 
 def cycle_length(hparams: Mapping[str, float]) -> int:

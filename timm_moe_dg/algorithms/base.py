@@ -1,57 +1,100 @@
-"""Base class of training methods: an objective over one minibatch per training domain, and a step that minimizes it."""
+"""Training methods: a step's inputs and forward passes, the base class of methods, ERM, and taps of features.
+
+A method has an objective over one minibatch per training domain, and a step that minimizes the objective.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import reduce
 from operator import add
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
 from ..layers import LossWeights, after_step
+from ..layers.text_head import TextHead
 from ..losses import reported_losses
-from .step import ForwardPass, Minibatches, StepContext, detached, full_precision, mean_scalars
+from .hparams import Distribution, Tunable
 
 ParameterGroup = dict[str, Any]  # "params" and an optimizer's options, as torch has it
-# A function that draws a value, or the name of the benchmark's hyper-parameter from whose range it is drawn
-Distribution = Callable[[np.random.RandomState], float | int] | str
+# One training domain: images (B, 3, H, W), targets (B,), and metadata for models that take them
+Minibatch = tuple[Tensor, ...]
+Minibatches = Sequence[Minibatch]
 
 
-class Range(NamedTuple):
-    """A set of numbers."""
+@dataclass(frozen=True)
+class StepContext:
+    """The model, its optimizer and the run's settings in a step."""
 
-    words: str  # its description in a message
-    contains: Callable[[float], bool]
+    model: nn.Module  # as the launcher wrapped it; every forward pass goes through it
+    optimizer: Optimizer  # of the network and of `Algorithm.parameter_groups`
+    _: KW_ONLY
+    backward: Callable[[Tensor], None] = Tensor.backward  # scaled or synchronized as the run needs
+    reduce: Callable[[Tensor], Tensor] = lambda value: value  # mean over processes
+    grad_accum_steps: int = 1  # parts of a step's minibatches
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # for networks that are not wrapped
+    domains: Sequence[int] | None = None  # positions among the training domains; None for all, in order
+
+    def mean_keeping_gradient(self, value: Tensor) -> Tensor:
+        """Averages a statistic over processes and keeps this process's gradient."""
+        # The launcher averages gradients over processes, which makes the gradient of a function of the mean exact
+        return value + (self.reduce(value.detach()) - value.detach())
 
 
-SHARE = Range("at least 0 and less than 1", lambda value: 0 <= value < 1)
-POSITIVE = Range("greater than 0", lambda value: value > 0)
+@dataclass(frozen=True)
+class ForwardPass:
+    """Result of a forward pass over the images of one or more domains."""
+
+    logits: Tensor  # (N, num_classes), float32 or better
+    targets: Tensor  # (N,)
+    sizes: Sequence[int]  # number of images of each domain, in the order of the minibatches, N in all
+    _: KW_ONLY
+    model_loss: Tensor  # weighted sum of the losses that the network reports
+    parts: Mapping[str, Tensor]  # the same losses by name, not weighted
+
+    def by_domain(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Splits (N, ...) values into those of each domain."""
+        return values.split(list(self.sizes))
+
+    def sample_risks(self) -> Tensor:
+        """(N,) cross-entropy of each image."""
+        return F.cross_entropy(self.logits, self.targets, reduction="none")
+
+    def risks(self) -> Tensor:
+        """(M,) mean cross-entropy of each domain."""
+        return torch.stack([risks.mean() for risks in self.by_domain(self.sample_risks())])
+
+    def scalars(self, objective: Tensor, **parts: Tensor) -> dict[str, Tensor]:
+        """Returns "loss", the objective plus the losses of the model, then the parts of both."""
+        return {"loss": objective + self.model_loss, **parts, **self.parts}
 
 
-class Tunable(nn.Module):
-    """A module with hyper-parameters, whose values are in `hparams`.
+def full_precision(values: Tensor) -> Tensor:
+    """Converts half-precision values, as autocast returns them, to float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
-    Class attributes:
-        HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark, by DomainBed's names.
-        RANGES: Their ranges; every number of at least 0 for those that are not listed.
-    """
 
-    HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
+def detached(scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Detaches scalars from their graph."""
+    return {name: value.detach() for name, value in scalars.items()}
 
-    def __init__(self, hparams: Mapping[str, float]) -> None:
-        super().__init__()
-        self.hparams = {**self.HPARAMS, **hparams}
-        for name, allowed in self.RANGES.items():
-            if not allowed.contains(self.hparams[name]):
-                raise ArgumentError.of("hparams", {name: self.hparams[name]}, f"{name} must be {allowed.words}")
+
+def mean_scalars(scalars: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Averages scalars of the same names over passes or parts of a step."""
+    return {name: torch.stack([values[name] for values in scalars]).mean() for name in scalars[0]}
+
+
+def cut_to_smaller(first: Minibatch, second: Minibatch) -> tuple[Minibatch, Minibatch]:
+    """Cuts the larger of two minibatches to the size of the smaller, for methods that take domains in pairs."""
+    size = min(len(first[1]), len(second[1]))
+    return tuple(column[:size] for column in first), tuple(column[:size] for column in second)
 
 
 @dataclass(frozen=True)
@@ -98,7 +141,7 @@ class Algorithm(Tunable, ABC):
     ...         return out.scalars(out.risks().max(), task_loss=out.risks().mean())
     """
 
-    SEARCH: ClassVar[Mapping[str, Distribution]] = MappingProxyType({})
+    SEARCH: ClassVar[Mapping[str, Distribution | str]] = MappingProxyType({})
     SEARCH_ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     MIN_DOMAINS: ClassVar[int] = 1
     OVERRIDES_LR: ClassVar[bool] = False
@@ -190,3 +233,63 @@ class Algorithm(Tunable, ABC):
         model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
         parts = {name: loss.value for name, loss in losses.items()}
         return ForwardPass(logits, targets, sizes, model_loss=model_loss, parts=parts)
+
+
+class ERM(Algorithm):
+    """Mean cross-entropy over the images of all domains, plus the routers' auxiliary loss and MoGE's own losses.
+
+    Empirical risk minimization (Vapnik, 1998).
+    """
+
+    TAKES_TASK_LOSS = True
+
+    def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Returns "loss", the weighted sum of "task_loss", "aux_loss" and MoGE's "cka_loss" and "supcon_loss"."""
+        out = self.forward_domains(context.model, minibatches)
+        task_loss = self.task_loss(out.logits, out.targets)
+        return out.scalars(task_loss, task_loss=task_loss)
+
+
+class Tap:
+    """Stores one tensor of the last forward pass of a network in training mode, or of a `frozen` one in any mode."""
+
+    def __init__(self, network: nn.Module, *, frozen: bool = False) -> None:
+        self._network = network
+        self._frozen = frozen
+        self._stored: Tensor | None = None
+
+    # Evaluations, also those of an averaged copy of the network, must store nothing
+    def store_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Forward pre-hook: stores the module's first input."""
+        if self._network.training:
+            self._stored = inputs[0]
+
+    def store_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Forward hook: stores the module's output."""
+        if self._network.training or self._frozen:
+            self._stored = output
+
+    def take(self) -> Tensor:
+        """Returns the stored tensor in float32 or better, and clears it."""
+        if self._stored is None:
+            raise ArgumentError.of("model", None, "no forward pass in training mode went through the tapped module")
+        stored, self._stored = self._stored, None
+        return full_precision(stored)
+
+
+def classifier_of(network: nn.Module, method: str) -> nn.Linear:
+    """Returns the last layer of a timm model. Anything but one linear layer is an `ArgumentError`."""
+    classifier = getattr(network, "get_classifier", lambda: None)()
+    if not isinstance(classifier, nn.Linear):
+        remedy = f"{method} needs a linear classifier and this is {type(classifier).__name__}; take another model"
+        raise ArgumentError.of("model", type(network).__name__, remedy)
+    return classifier
+
+
+def tap_features(network: nn.Module, method: str) -> Tap:
+    """Taps the inputs of a linear classifier or of a text head, (B, D)."""
+    tap, classifier = Tap(network), getattr(network, "get_classifier", lambda: None)()
+    if not isinstance(classifier, TextHead):
+        classifier = classifier_of(network, method)
+    classifier.register_forward_pre_hook(tap.store_input)
+    return tap

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..losses import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
-from .base import SHARE, Algorithm, Setup
+from .base import Algorithm, Minibatches, Setup, StepContext, classifier_of, mean_scalars, tap_features
+from .hparams import SHARE
 from .risks import Annealed
-from .step import Minibatches, StepContext, mean_scalars
-from .taps import classifier_of, tap_features
 
 
 class Alignment(Algorithm):

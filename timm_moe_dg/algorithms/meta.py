@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from ..errors import ArgumentError, ProtocolError
-from .base import Setup
-from .erm import ERM
-from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, detached, mean_scalars
+from .base import ERM, Minibatch, Minibatches, Setup, StepContext, cut_to_smaller, detached, mean_scalars
 
 _ADAM = ("params", "lr", "weight_decay")  # of the run's optimizer, which the inner steps of MLDG take over
 

@@ -11,9 +11,18 @@ from torch.nn import functional as F
 from ..errors import ArgumentError
 from ..losses import feature_divergence, spectral_decoupling
 from .averaging import frozen_copy
-from .base import POSITIVE, Algorithm, ParameterGroup, Setup
-from .step import Minibatch, Minibatches, StepContext, cut_to_smaller, mean_scalars
-from .taps import Tap
+from .base import (
+    Algorithm,
+    Minibatch,
+    Minibatches,
+    ParameterGroup,
+    Setup,
+    StepContext,
+    Tap,
+    cut_to_smaller,
+    mean_scalars,
+)
+from .hparams import POSITIVE
 
 SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..losses import group_weights, irm_penalty, rdm_penalties, vrex_penalty
-from .base import Algorithm, Setup
-from .step import Minibatches, StepContext
+from .base import Algorithm, Minibatches, Setup, StepContext
 
 
 class GroupDRO(Algorithm):

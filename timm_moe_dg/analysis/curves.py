@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import RecordError
-from ..protocols.headline import headline_accuracy
 from ..protocols.records import Record
-from ..protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
+from ..protocols.selection import headline_accuracy, reported_accuracy, training_domain_validation, validation_accuracy
 from .style import CATEGORIES, Style, category_color, fitted, optional_picture, picture
 
 if TYPE_CHECKING:

@@ -10,9 +10,15 @@ from torch import Tensor
 
 from ..data import Domain, EvaluationImages
 from ..metrics import CalibrationBins, calibration_bins, confusion_matrix
-from ..protocols.assessment import Assessment, assess
-from ..protocols.domain_roles import describe_role, role_scores, unseen_domains
-from ..protocols.evaluation import Outputs, domain_accuracies
+from ..protocols.evaluation import (
+    Assessment,
+    Outputs,
+    assess,
+    describe_role,
+    domain_accuracies,
+    role_scores,
+    unseen_domains,
+)
 from ..protocols.records import RoleScores
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..cli.escape import one_line
 from ..metrics import CLASS_SCORES
-from ..protocols.assessment import Scores
-from ..protocols.headline import counted
+from ..protocols.evaluation import Scores
+from ..protocols.selection import counted
 from ..storage.atomic import json_text, write_csv
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ArgumentError
-from ..protocols.in_effect import in_effect
+from ..protocols.run_identity import in_effect
 from ..results.runs import RowKey
 from ..results.tables import Table
 from .style import LETTER_WIDTH, Style, category_color, fitted, model_colors, picture, swatch, text_size

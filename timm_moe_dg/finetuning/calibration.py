@@ -14,7 +14,7 @@ from ..errors import ArgumentError, MoeDgError
 from ..networks.calibration import CALIBRATION, Calibration, calibration_command
 from ..networks.ensemble import load_predictor
 from ..networks.fit_calibration import calibrate
-from ..protocols.domain_roles import unseen_domains
+from ..protocols.evaluation import unseen_domains
 from ..protocols.run_identity import method_of
 from ..storage.atomic import explained, replaced_file
 from .plan import RunPlan

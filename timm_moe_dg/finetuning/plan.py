@@ -17,6 +17,7 @@ from timm.models import safe_model_name
 from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
+from ..algorithms.hparams import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
 from ..cli.escape import one_line
 from ..data import (
     Benchmark,
@@ -36,10 +37,9 @@ from ..data.groups import image_groups
 from ..data.splits import NO_DOMAIN, check_groups, hold_out, split_by_group, test_positions
 from ..errors import ArgumentError
 from ..networks.build import check_name
-from ..protocols.domain_roles import describe_role
+from ..protocols.evaluation import describe_role
 from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import measured_settings, stamp
-from ..protocols.search_space import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
 from ..storage.run_folder import RunFolder, warn_of_seen_images
 from .optimization import check_optimizer
 from .progress import check_trackers, wanted_trackers

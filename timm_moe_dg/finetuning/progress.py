@@ -23,10 +23,9 @@ from ..cli.ending import duration
 from ..cli.escape import one_line
 from ..data.fingerprint import digest
 from ..errors import ArgumentError, MissingDependencyError
-from ..protocols.headline import summary, worst_groups
 from ..protocols.options import Arguments, RunOptions
 from ..protocols.records import OOD_VALIDATION, Record, RoleScores
-from ..protocols.selection import validates_on_test_groups
+from ..protocols.selection import summary, validates_on_test_groups, worst_groups
 
 LINE_EVERY = 60.0  # seconds
 TRACKERS = ("tensorboard", "wandb")

@@ -22,13 +22,11 @@ from ..cli.program import command
 from ..data import Domain, StepSampler
 from ..errors import ArgumentError, ProcessLostError
 from ..models import DomainHeadsVisionTransformer
-from ..protocols.domain_roles import role_scores
-from ..protocols.evaluation import Batches, Gather, domain_accuracies, in_scores, out_losses, predict
-from ..protocols.headline import selection_remark, summary
+from ..protocols.evaluation import Batches, Gather, domain_accuracies, in_scores, out_losses, predict, role_scores
 from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged
-from ..protocols.selection import validation_accuracy
+from ..protocols.selection import selection_remark, summary, validation_accuracy
 from ..storage.checkpoint import RunState, TrainingState
 from ..storage.ownership import owned
 from ..storage.run_folder import summary_row

@@ -19,8 +19,8 @@ from ..errors import CheckpointError
 from ..networks.bands import bands_of, in_chans_of
 from ..networks.build import CONFIG, Config, read_config, without_origin
 from ..networks.trained import label_names
-from ..protocols.headline import counted, headlines, images, worst_groups
 from ..protocols.records import Record
+from ..protocols.selection import counted, headlines, images, worst_groups
 from .measured import RANDOM, domain_facts, domain_results, losses_in_effect, splits_in_words
 from .origin import Origin, training_command
 

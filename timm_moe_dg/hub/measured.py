@@ -3,11 +3,11 @@
 from dataclasses import fields
 from typing import NamedTuple
 
+from ..algorithms.hparams import LOSS_COEFFICIENTS
 from ..data.readers.places import POOLED
 from ..errors import RecordError
 from ..layers import LossWeights
 from ..protocols.records import Record
-from ..protocols.search_space import LOSS_COEFFICIENTS
 from ..results.runs import domain_names
 
 _KINDS = OFFICIAL, PHOTOGRAPH, GROUP, RANDOM = "official", "photograph", "group", "random"  # of splits

@@ -47,9 +47,7 @@ from ..networks.calibration import find_calibration
 from ..networks.ensemble import evaluation_view, load_predictor
 from ..networks.fit_calibration import calibrate
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
-from ..protocols.assessment import SPLITS, restrict
-from ..protocols.domain_roles import Recognized, recognize, unseen_domains
-from ..protocols.evaluation import collect_outputs
+from ..protocols.evaluation import SPLITS, Recognized, collect_outputs, recognize, restrict, unseen_domains
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..protocols.run_identity import method_of
 from ..storage.atomic import all_or_nothing

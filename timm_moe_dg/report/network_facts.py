@@ -20,9 +20,7 @@ from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
 from ..networks.calibration import find_calibration
 from ..networks.trained import match_classes, takes_metadata
-from ..protocols.assessment import Assessment, assess
-from ..protocols.domain_roles import unseen_domains
-from ..protocols.evaluation import collect_outputs
+from ..protocols.evaluation import Assessment, assess, collect_outputs, unseen_domains
 from ..protocols.options import Arguments
 from .pictures import Picture, thumbnail
 

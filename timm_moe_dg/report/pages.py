@@ -9,9 +9,8 @@ from ..analysis.curves import plot_learning_curves
 from ..analysis.run_view import open_run
 from ..analysis.score_plots import plot_confusion, plot_reliability
 from ..errors import ArgumentError
-from ..protocols.headline import FEW, counted, images, worst_groups
-from ..results import new_site_words
-from ..results.new_site import new_site
+from ..protocols.selection import FEW, counted, images, worst_groups
+from ..results.new_site import new_site, percent, recommendation, sentences, site_tables
 from ..storage.atomic import write_text
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
@@ -88,7 +87,7 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    words = {name: getattr(new_site_words, name) for name in ("percent", "recommendation", "sentences", "site_tables")}
+    words = {function.__name__: function for function in (percent, recommendation, sentences, site_tables)}
     environment.filters |= words | {"counted": counted, "images": images, "worst_groups": worst_groups}
     environment.tests["missing"] = lambda value: isinstance(value, Missing)
     return environment.get_template(template).render(values)

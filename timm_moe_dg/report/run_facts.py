@@ -10,12 +10,19 @@ from typing import NamedTuple
 from ..errors import ArgumentError, RecordError
 from ..hub.origin import training_command, without_local_paths
 from ..networks.build import ensemble_members
-from ..protocols.headline import FEW, Headline, headlines, selection_remark
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
-from ..protocols.selection import SELECTION_RULES, rule_title, validation_accuracy
-from ..results.new_site_words import near_chance
+from ..protocols.selection import (
+    FEW,
+    SELECTION_RULES,
+    Headline,
+    headlines,
+    rule_title,
+    selection_remark,
+    validation_accuracy,
+)
+from ..results.new_site import near_chance
 from ..results.runs import RESULTS, FinishedRun, domain_names
 from ..storage.run_folder import BEST
 from ..sweeping.jobs import Job, tail

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RecordError
-from ..protocols.headline import images
 from ..protocols.records import SCORED_ROLES
-from ..results.comparison import PairedTest, paired_tests
+from ..protocols.selection import images
+from ..results.comparison import PairedTest, cell_texts, paired_tests
 from ..results.new_site import NewSite, new_site
 from ..results.papers import paper_columns
-from ..results.rendering import cell_texts
 from ..results.runs import FinishedRun, RowKey, domain_names, find_runs
 from ..results.tables import SINGLE_SOURCE, Table, make_tables
 from ..sweeping.jobs import Job

@@ -31,8 +31,8 @@ from io import StringIO
 import pandas as pd
 import timm
 
-from ..protocols.in_effect import comparable, default_settings, in_effect, spelled_out
 from ..protocols.planner import OFFICIAL
+from ..protocols.run_identity import comparable, default_settings, in_effect, spelled_out
 from ..protocols.selection import OOD_RULES
 from .runs import FinishedRun, RowKey
 from .tables import Table

@@ -29,8 +29,16 @@ from ..protocols.selection import (
     transfer_accuracy,
     validation_accuracy,
 )
-from .regions import group_scores, held_out_regions, joined_regions, trained_region
-from .runs import FinishedRun, RowKey, by_row, domain_names
+from .runs import (
+    FinishedRun,
+    RowKey,
+    by_row,
+    domain_names,
+    group_scores,
+    held_out_regions,
+    joined_regions,
+    trained_region,
+)
 
 SINGLE_SOURCE, VALIDATION, CROSS_VALIDATION = "single_source", "training_domain_validation", "leave_one_domain_out_cv"
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains

@@ -25,12 +25,17 @@ from ..data import Domain
 from ..data.class_names import listed
 from ..data.fingerprint import Fingerprint
 from ..errors import ArgumentError, MoeDgError, RecordError, StorageError, check_regular_file
-from ..protocols.domain_roles import recognize
-from ..protocols.headline import headline_accuracy
+from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, SPLITTING, Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_unchanged, read_arguments
-from ..protocols.selection import OOD_RULES, SELECTION_RULES, training_domain_validation, validation_accuracy
+from ..protocols.selection import (
+    OOD_RULES,
+    SELECTION_RULES,
+    headline_accuracy,
+    training_domain_validation,
+    validation_accuracy,
+)
 from .atomic import append_line, recovered, replaced, write_text
 from .checkpoint import Checkpoints, RunState
 

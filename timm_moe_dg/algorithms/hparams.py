@@ -1,12 +1,14 @@
-"""Hyper-parameters of a run: the benchmark's defaults, a random draw, and the values that the user gives."""
+"""Hyper-parameters: those of methods and averages with their ranges, a benchmark's, a random draw, and given values."""
 
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from ..data import seed_hash
 from ..errors import ArgumentError
@@ -15,6 +17,37 @@ from ..layers import LossWeights
 _logger = logging.getLogger(__name__)
 Hparams = dict[str, float | int]
 Distribution = Callable[[np.random.RandomState], float | int]
+
+
+class Range(NamedTuple):
+    """A set of numbers."""
+
+    words: str  # its description in a message
+    contains: Callable[[float], bool]
+
+
+SHARE = Range("at least 0 and less than 1", lambda value: 0 <= value < 1)
+POSITIVE = Range("greater than 0", lambda value: value > 0)
+
+
+class Tunable(nn.Module):
+    """A module with hyper-parameters, whose values are in `hparams`.
+
+    Class attributes:
+        HPARAMS: Hyper-parameters and their defaults, beside those of the benchmark, by DomainBed's names.
+        RANGES: Their ranges; every number of at least 0 for those that are not listed.
+    """
+
+    HPARAMS: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({})
+
+    def __init__(self, hparams: Mapping[str, float]) -> None:
+        super().__init__()
+        self.hparams = {**self.HPARAMS, **hparams}
+        for name, allowed in self.RANGES.items():
+            if not allowed.contains(self.hparams[name]):
+                raise ArgumentError.of("hparams", {name: self.hparams[name]}, f"{name} must be {allowed.words}")
+
 
 _PHOTOGRAPHS: Mapping[str, Distribution] = {
     "lr": lambda random: 10 ** random.uniform(-5, -3.5),
