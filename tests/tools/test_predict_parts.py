@@ -261,12 +261,3 @@ def test_the_job_of_skypilot_runs_the_command(capsys):
     job = yaml.safe_load(capsys.readouterr().out)
     assert job["run"] == "timm-moe-dg predict --model output/RUN 'a b.tar' --output /data/parts --shard $SHARD"
     assert job["envs"] == {"SHARD": "0/1"}
-
-
-@pytest.mark.slow
-def test_kills_lose_no_row_and_one_part_of_work_each(tmp_path):
-    from tests.scale.predicting import kill_shards
-
-    killed = kill_shards(kills=8, images=4000, part_size=100, root=tmp_path, pause=0.2)
-    assert (killed.lost, killed.doubled, killed.parts, killed.leftovers) == (0, 0, 40, 0)
-    assert killed.again <= killed.kills

@@ -1,1 +1,0 @@
-"""Scripts that measure: whole programs, a short run, predictions by the million, upcycling of all of timm."""
