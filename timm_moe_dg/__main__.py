@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .cli import program
+from .cli import tool
 from .errors import did_you_mean
 
 PROGRAM = "timm-moe-dg"
@@ -49,17 +49,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if command not in COMMANDS:
         remedy = did_you_mean(command, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
         raise SystemExit(f"{PROGRAM}: {command!r} is not a command; {remedy}")
-    program.started_as = f"{PROGRAM} {command}"
-    path = str(program.TOOLS / COMMANDS[command][0])
+    tool.started_as = f"{PROGRAM} {command}"
+    path = str(tool.TOOLS / COMMANDS[command][0])
     sys.argv = [path, *words]
     try:
         # As __main__, so that processes that a tool spawns import it again, and not this module
         runpy.run_path(path, run_name="__main__")
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in program.EXTRAS:
+        if module not in tool.EXTRAS:
             raise
-        remedy = f"pip install 'timm_moe_dg[{program.EXTRAS[module]}]'"
+        remedy = f"pip install 'timm_moe_dg[{tool.EXTRAS[module]}]'"
         raise SystemExit(f"{PROGRAM} {command} needs {module}, which is not installed: {remedy}") from error
 
 

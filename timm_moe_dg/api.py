@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .cli.arguments import TrainedModelOptions, declared, from_parsed, parse_arguments, refuse_autocast
-from .cli.imports import import_modules, named_imports
-from .cli.keywords import call_text, describe_keywords, keyword_words
-from .cli.parser import ToolParser
-from .cli.program import EXTRAS
+from .cli.arguments import (
+    TrainedModelOptions,
+    call_text,
+    declared,
+    describe_keywords,
+    from_parsed,
+    keyword_words,
+    parse_arguments,
+    refuse_autocast,
+)
+from .cli.tool import EXTRAS, ToolParser, import_modules, named_imports
 from .cli.values import holds_network, run_folder
 from .errors import ArgumentError, MissingDependencyError, MoeDgError, OptionError
 from .networks.trained import load_trained

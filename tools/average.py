@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_device_option
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader
 from timm_moe_dg.data.fingerprint import difference
@@ -41,10 +40,15 @@ from timm_moe_dg.finetuning.coverage import cover_training_coordinates
 from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
+from timm_moe_dg.networks.averages import (
+    Ensemble,
+    evaluation_view,
+    match_experts,
+    mean_weights,
+    merge_experts,
+    restricted_selection,
+)
 from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network
-from timm_moe_dg.networks.ensemble import Ensemble, evaluation_view
-from timm_moe_dg.networks.merging import merge_experts
-from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
 from timm_moe_dg.protocols.options import SPLITTING, Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record

@@ -32,8 +32,7 @@ import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext, get_algorithm, get_averaging
 from timm_moe_dg.algorithms.adversarial import cycle_length
 from timm_moe_dg.cli.arguments import add_device_option, parse_words
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation

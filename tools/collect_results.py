@@ -18,9 +18,8 @@ from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
 from timm_moe_dg.cli.arguments import parse_words
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.escape import one_line
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.text import one_line
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy

@@ -19,8 +19,7 @@ from typing import Any
 import timm
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.conversion.vmoe import convert_vmoe_arrays, read_vmoe_shards, vmoe_options, vmoe_preprocessing
 from timm_moe_dg.errors import ArgumentError, CheckpointError

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_device_option
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import model_source, positive_int
 from timm_moe_dg.inference.demo import serve
 

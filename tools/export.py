@@ -26,8 +26,7 @@ from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, parse_arguments
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.band_names import RGB

@@ -28,8 +28,7 @@ from collections.abc import Sequence
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser
+from timm_moe_dg.cli.tool import ToolParser, tool
 from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts, sky_job
 from timm_moe_dg.inference.scenes import WindowOptions, predict_scene, scene_options
 

@@ -19,9 +19,8 @@ from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import parse_words
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.escape import code, one_line
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.text import code, one_line
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.calibration import save_calibration

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder
 from timm_moe_dg.report.network_facts import ReportSettings
 from timm_moe_dg.report.pages import report

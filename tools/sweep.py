@@ -26,11 +26,8 @@ from textwrap import indent
 from typing import Any
 
 from timm_moe_dg.cli.arguments import PLAN_ENTRIES, available_cpus, option_words, parse_arguments, read_yaml
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.escape import one_line
-from timm_moe_dg.cli.imports import OPTION
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
-from timm_moe_dg.cli.program import command, program
+from timm_moe_dg.cli.text import one_line
+from timm_moe_dg.cli.tool import OPTION, ToolParser, command, program, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint

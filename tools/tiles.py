@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, non_negative_int, positive_int
 from timm_moe_dg.data.readers.places import PARTS
 from timm_moe_dg.data.tiles import HEADER, TileOptions, cut_tiles

@@ -26,9 +26,8 @@ from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import add_device_option, parse_words
-from timm_moe_dg.cli.ending import tool
-from timm_moe_dg.cli.escape import one_line
-from timm_moe_dg.cli.parser import ToolParser, tool_parser
+from timm_moe_dg.cli.text import one_line
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records

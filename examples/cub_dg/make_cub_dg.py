@@ -22,7 +22,7 @@ from PIL import Image
 from style_transfer import StyleTransferNetwork, find_weights, load_style
 
 from timm_moe_dg.cli.arguments import parse_words
-from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.tool import tool
 from timm_moe_dg.cli.values import usable_device
 from timm_moe_dg.data.bands import as_picture
 from timm_moe_dg.data.readers.images import read_pixels

@@ -21,7 +21,7 @@ from typing import Any
 from PIL import Image
 
 from timm_moe_dg.cli.arguments import parse_words
-from timm_moe_dg.cli.ending import tool
+from timm_moe_dg.cli.tool import tool
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.errors import ArgumentError, DataError, MissingDependencyError, StorageError, check_regular_file
 

@@ -10,7 +10,7 @@ import yaml
 
 from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import add_options, available_cpus, declared, from_parsed, option, parse_arguments
-from timm_moe_dg.cli.parser import ToolParser
+from timm_moe_dg.cli.tool import ToolParser
 from timm_moe_dg.cli.values import (
     fraction,
     fraction_to_1,

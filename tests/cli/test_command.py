@@ -11,7 +11,7 @@ import pytest
 
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.__main__ import COMMANDS, main
-from timm_moe_dg.cli import program
+from timm_moe_dg.cli import tool
 
 ROOT = TOOLS.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -19,7 +19,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def as_command(monkeypatch):
-    monkeypatch.setattr(program, "started_as", "")  # undoes what `main` sets
+    monkeypatch.setattr(tool, "started_as", "")  # undoes what `main` sets
     monkeypatch.setattr(sys, "argv", [])
 
 
@@ -45,12 +45,12 @@ def test_an_unknown_command_is_one_line_with_the_nearest(word, answer):
 def test_messages_name_the_tool_as_it_was_started(as_command, capsys, tmp_path):
     with pytest.raises(SystemExit, match=r"^report\.py: ArgumentError"):
         load_tool("report").main([str(tmp_path)])
-    assert program.command("report") == "python tools/report.py"
-    assert program.command("finetune", "accelerate launch") == "accelerate launch tools/finetune.py"
+    assert tool.command("report") == "python tools/report.py"
+    assert tool.command("finetune", "accelerate launch") == "accelerate launch tools/finetune.py"
     with pytest.raises(SystemExit, match=r"^timm-moe-dg report: ArgumentError"):
         main(["report", str(tmp_path)])
-    assert program.command("report") == "timm-moe-dg report"
-    assert program.command("finetune", "accelerate launch") == "accelerate launch -m timm_moe_dg finetune"
+    assert tool.command("report") == "timm-moe-dg report"
+    assert tool.command("finetune", "accelerate launch") == "accelerate launch -m timm_moe_dg finetune"
     with pytest.raises(SystemExit, match="2"):
         main(["push"])
     assert capsys.readouterr().err.startswith("timm-moe-dg push: error: ")
@@ -75,11 +75,11 @@ def test_a_missing_extra_is_one_line_with_the_install_line(as_command, monkeypat
 def test_modules_of_extras_are_those_that_pyproject_lists():
     packages = {name.partition(">")[0] for name in SETTINGS["optional-dependencies"]["train"]}
     distributions = importlib.metadata.packages_distributions()
-    assert {distributions[module][0] for module in program.EXTRAS} == packages
+    assert {distributions[module][0] for module in tool.EXTRAS} == packages
     # What tools import at their start is a dependency, or among these
     names = {alias.name for path in TOOLS.glob("*.py") for alias in imports(path)} - sys.stdlib_module_names
     core = {"PIL" if name == "pillow" else name for name in map(requirement, SETTINGS["dependencies"])}
-    assert names <= {*core, *program.EXTRAS, "timm_moe_dg"}
+    assert names <= {*core, *tool.EXTRAS, "timm_moe_dg"}
 
 
 def imports(path: Path) -> list[ast.alias]:
@@ -96,9 +96,9 @@ def requirement(text: str) -> str:
 
 def test_recipes_have_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert Path(program.recipe_file("gmoe_small")) == TOOLS / "recipes" / "gmoe_small.yaml"
-    assert program.recipe_file("nothing") == "nothing"
+    assert Path(tool.recipe_file("gmoe_small")) == TOOLS / "recipes" / "gmoe_small.yaml"
+    assert tool.recipe_file("nothing") == "nothing"
     Path("gmoe_small").write_text("model: resnet50")
-    assert program.recipe_file("gmoe_small") == "gmoe_small"  # the user's own file
+    assert tool.recipe_file("gmoe_small") == "gmoe_small"  # the user's own file
     (entry,) = SETTINGS["scripts"].items()
     assert entry == ("timm-moe-dg", "timm_moe_dg.__main__:main")

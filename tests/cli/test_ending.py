@@ -8,7 +8,8 @@ from urllib.error import HTTPError
 import pytest
 import torch
 
-from timm_moe_dg.cli.ending import LONGEST, duration, explain, tool
+from timm_moe_dg.cli.text import duration
+from timm_moe_dg.cli.tool import LONGEST, explain, tool
 from timm_moe_dg.errors import CheckpointError, ImageReadError
 
 

@@ -27,7 +27,7 @@ def evaluated(folder):
 def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, capsys, monkeypatch):
     # pytest's own log capture would send the unpaired surrogate to xdist, which cannot encode it
     monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "propagate", False)
-    sys.stdout.reconfigure(errors="backslashreplace")  # as `cli.ending.tool` does
+    sys.stdout.reconfigure(errors="backslashreplace")  # as `cli.tool.tool` does
 
     def run():
         with RunLog(["--lr", "a b"]) as log:

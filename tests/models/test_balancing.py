@@ -18,8 +18,8 @@ from timm_moe_dg.algorithms.adversarial import DANN
 from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.finetuning.linear_probing import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
+from timm_moe_dg.networks.averages import match_experts, mean_weights
 from timm_moe_dg.networks.freeze import FREEZABLE
-from timm_moe_dg.networks.soups import match_experts, mean_weights
 from timm_moe_dg.protocols.options import RunOptions
 
 SIZES = {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 4}

@@ -13,8 +13,15 @@ from timm_moe_dg.data import Split, get_benchmark
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import CheckpointError, DataError
 from timm_moe_dg.finetuning.calibration import save_calibration
-from timm_moe_dg.networks.calibration import Calibration, Scores, load_calibration, pixel_statistics
-from timm_moe_dg.networks.fit_calibration import calibrate, fit_distribution, fit_temperature
+from timm_moe_dg.networks.calibration import (
+    Calibration,
+    Scores,
+    calibrate,
+    fit_distribution,
+    fit_temperature,
+    load_calibration,
+    pixel_statistics,
+)
 
 
 def test_the_temperature_of_two_classes_is_the_closed_form():

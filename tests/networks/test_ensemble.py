@@ -8,8 +8,8 @@ from PIL import Image
 
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.networks.averages import Ensemble, evaluation_view, load_predictor
 from timm_moe_dg.networks.build import build_network, data_config, save_network
-from timm_moe_dg.networks.ensemble import Ensemble, evaluation_view, load_predictor
 from timm_moe_dg.networks.trained import load_trained
 
 CLASSES = ("cat", "dog", "owl")

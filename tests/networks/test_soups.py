@@ -10,8 +10,8 @@ from tests.models.cases import randomize
 from tests.saved_run import SMALL
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import LinearRouter, register_router
+from timm_moe_dg.networks.averages import match_experts, mean_weights, restricted_selection
 from timm_moe_dg.networks.build import build_network
-from timm_moe_dg.networks.soups import match_experts, mean_weights, restricted_selection
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

@@ -295,7 +295,7 @@ def test_the_example_compares_mixtures_with_their_merged_networks(runs, tmp_path
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     from merge_experts import main
 
-    monkeypatch.setattr("timm_moe_dg.cli.program.started_as", "")  # the command sets it
+    monkeypatch.setattr("timm_moe_dg.cli.tool.started_as", "")  # the command sets it
     monkeypatch.chdir(tmp_path)
     main("merged", str(runs / "a"), str(runs / "start"))
     lines = [line for line in capfd.readouterr().out.splitlines() if " MB" in line]

@@ -16,7 +16,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.analysis.evaluation_files import FILES
-from timm_moe_dg.cli.escape import one_line
+from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.data import (
     EvaluationImages,
     evaluation_loader,

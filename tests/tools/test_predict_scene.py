@@ -16,8 +16,8 @@ from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.inference import scenes
 from timm_moe_dg.inference.scenes import SIXTEEN_BIT, WindowRow, averaged, starts
+from timm_moe_dg.networks.averages import evaluation_view
 from timm_moe_dg.networks.build import build_network, data_config, save_network
-from timm_moe_dg.networks.ensemble import evaluation_view
 from timm_moe_dg.networks.trained import load_trained
 
 rasterio = pytest.importorskip("rasterio")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.load_tool import load_tool
-from timm_moe_dg.cli.parser import ToolParser
+from timm_moe_dg.cli.tool import ToolParser
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.fingerprint import fingerprint
 from timm_moe_dg.errors import DataError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli.escape import one_line
+from ..cli.text import one_line
 from ..metrics import CLASS_SCORES
 from ..protocols.evaluation import Scores
 from ..protocols.selection import counted

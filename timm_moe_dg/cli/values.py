@@ -1,11 +1,15 @@
-"""Values of command-line options: functions that read a word and check it, for argparse."""
+"""Values of options: functions that read a word and check it, for argparse, and the types of JSON, YAML and Python."""
 
 import argparse
 import ast
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import timm
 import torch
@@ -13,6 +17,8 @@ import torch
 LOCAL = "local-dir:"  # timm's source of models in a folder
 TEXT = "text:"  # classifiers made of text embeddings
 _YAML = {"true": True, "false": False, "null": None}  # a text such as "false" would count as true
+Kind = type | UnionType | list["Kind"]  # a list stands for lists of values of its type
+_WORDS = {bool: "boolean", float: "number", int: "whole number", str: "text", dict: "mapping"}
 MAX_SEED = 2**32 - 1  # numpy's generators take 32 bits
 
 
@@ -158,3 +164,28 @@ def usable_device(text: str) -> str:
     except (AssertionError, RuntimeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a device that torch can use here: {error}") from error
     return text
+
+
+def option_kind(hint: Any) -> Kind:
+    """Returns the types that JSON and YAML have for the annotated values of an option."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if get_origin(parts[0]) is Sequence:
+        return [option_kind(get_args(parts[0])[0])]
+    kinds = {float: int | float, Mapping: dict}
+    return reduce(or_, (kinds.get(get_origin(part) or part, part) for part in parts))
+
+
+def described(kind: Kind) -> str:
+    """Names a type in words, such as "a list of texts"."""
+    item = kind[0] if isinstance(kind, list) else kind
+    types = {item, *get_args(item)} - ({int} if {bool, float} & set(get_args(item)) else set())
+    words = [word for type_, word in _WORDS.items() if type_ in types]
+    return " or ".join(f"a {word}" for word in words) if item is kind else f"a list of {'s or '.join(words)}s"
+
+
+def fits(value: object, kind: Kind) -> bool:
+    """Whether a value that was read from JSON or YAML has a type."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
+    # To Python, True and False are whole numbers
+    return isinstance(value, kind) and (not isinstance(value, bool) or bool in (kind, *get_args(kind)))

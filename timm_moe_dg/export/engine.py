@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..cli.arguments import option
 from ..errors import ArgumentError, ExportError
+from ..networks.averages import Ensemble
 from ..networks.build import Network
-from ..networks.digest import network_digest
-from ..networks.ensemble import Ensemble
-from ..networks.trained import WithFeatures
+from ..networks.trained import WithFeatures, network_digest
 from .programs import (
     DIGEST,
     INPUTS,

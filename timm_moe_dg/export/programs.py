@@ -18,7 +18,7 @@ from ..data.band_names import RGB
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
-from ..networks.digest import network_digest
+from ..networks.trained import network_digest
 
 OPSET = 20  # the first that has GELU as an operator
 INPUTS = ("images", "metadata")

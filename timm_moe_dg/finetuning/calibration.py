@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader
 
 from ..cli.values import LOCAL
 from ..errors import ArgumentError, MoeDgError
-from ..networks.calibration import CALIBRATION, Calibration, calibration_command
-from ..networks.ensemble import load_predictor
-from ..networks.fit_calibration import calibrate
+from ..networks.averages import load_predictor
+from ..networks.calibration import CALIBRATION, Calibration, calibrate, calibration_command
 from ..protocols.evaluation import unseen_domains
 from ..protocols.run_identity import method_of
 from ..storage.atomic import explained, replaced_file

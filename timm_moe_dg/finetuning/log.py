@@ -14,11 +14,9 @@ from typing import NoReturn, Self
 from accelerate.utils import get_int_from_env
 from tqdm.auto import tqdm
 
-from ..cli.arguments import option_words
-from ..cli.escape import one_line
-from ..cli.imports import OPTION, named_imports
-from ..cli.keywords import call_text
-from ..cli.program import command, program
+from ..cli.arguments import call_text, option_words
+from ..cli.text import one_line
+from ..cli.tool import OPTION, command, named_imports, program
 from ..errors import MoeDgError, RunInterruptedError
 from ..storage.atomic import explained
 from ..storage.run_folder import LOG, RunFolder

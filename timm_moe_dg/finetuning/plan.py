@@ -18,7 +18,7 @@ from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
 from ..algorithms.hparams import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
-from ..cli.escape import one_line
+from ..cli.text import one_line
 from ..data import (
     Benchmark,
     Domain,

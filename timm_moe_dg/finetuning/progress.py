@@ -19,8 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from tqdm.notebook import tqdm as notebook_bar
 
-from ..cli.ending import duration
-from ..cli.escape import one_line
+from ..cli.text import duration, one_line
 from ..data.fingerprint import digest
 from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.options import Arguments, RunOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cli.arguments import from_parsed, parse_arguments
-from ..cli.parser import ToolParser
+from ..cli.tool import ToolParser
 from ..data.splits import domain_positions
 from ..errors import ArgumentError
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..algorithms import Minibatches, StepContext
-from ..cli.program import command
+from ..cli.tool import command
 from ..data import Domain, StepSampler
 from ..errors import ArgumentError, ProcessLostError
 from ..models import DomainHeadsVisionTransformer

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from markupsafe import Markup
 from torch import nn
 
-from ..cli import escape
+from ..cli.text import code, markdown, one_line
 from ..data import BENCHMARKS
 from ..errors import CheckpointError
 from ..networks.bands import bands_of, in_chans_of
@@ -68,7 +68,7 @@ def read_facts(cards: Path, architecture: str) -> dict[str, Any]:
 
 def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> ModelCardData:
     """Builds a card's metadata in the Hub's format."""
-    dataset = escape.one_line(origin.args["dataset"]) if origin.records else ""
+    dataset = one_line(origin.args["dataset"]) if origin.records else ""
     return ModelCardData(
         license=license,
         library_name="timm",
@@ -87,7 +87,7 @@ def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
     results = []
     for row in domain_results(origin.selected) if origin.records else []:
         split, value = ("out", row.outside) if row.trained else ("in", row.inside)
-        name = escape.one_line(row.domain)
+        name = one_line(row.domain)
         if isfinite(value):  # an empty split has no accuracy
             results.append(
                 EvalResult(
@@ -128,9 +128,9 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
         lstrip_blocks=True,
         keep_trailing_newline=True,
         # Every value is escaped for Markdown, unless a template marks it by `safe`, `code` or `url`
-        finalize=lambda value: value if isinstance(value, Markup) else escape.markdown(value),
+        finalize=lambda value: value if isinstance(value, Markup) else markdown(value),
     )
-    environment.filters |= {"code": lambda name: Markup(escape.code(name)), "url": lambda path: Markup(quote(path))}
+    environment.filters |= {"code": lambda name: Markup(code(name)), "url": lambda path: Markup(quote(path))}
     environment.filters |= {"counted": counted, "images": images, "worst_groups": worst_groups}
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
     # Only starting points that facts.yaml lists have a citation.

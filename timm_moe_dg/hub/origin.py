@@ -12,7 +12,7 @@ import timm
 from timm.models import parse_model_name
 
 from ..cli.arguments import option_words
-from ..cli.escape import code, markdown, one_line
+from ..cli.text import code, markdown, one_line
 from ..protocols.options import Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import changed_options

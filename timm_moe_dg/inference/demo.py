@@ -19,13 +19,13 @@ from ..analysis.routing.map_plots import Photograph, plot_expert_maps
 from ..analysis.routing.maps import routing_maps
 from ..analysis.run_view import open_run
 from ..cli.arguments import default_device
-from ..cli.escape import markdown, one_line
+from ..cli.text import markdown, one_line
 from ..cli.values import LOCAL
 from ..data.readers.images import read_pixels
 from ..errors import ArgumentError, ImageReadError, MoeDgError, needs
+from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
 from ..networks.calibration import find_calibration
-from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from .certainty import SET
 from .image_rows import ImageRow
 from .predictor import DISTANCE, EXPERTS, OUTSIDE_COVERAGE, SHARED_EXPERT, STATUS, UNLIKE, PartOptions, Predictor

@@ -17,8 +17,8 @@ from ..analysis.evaluated import Evaluated
 from ..analysis.evaluation_files import FILES, save_features, score_table, write_files
 from ..analysis.evaluation_projection import METHODS
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
-from ..cli.escape import one_line
-from ..cli.parser import ToolParser, tool_parser
+from ..cli.text import one_line
+from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import LOCAL, key_value, position_or_name, positive_int
 from ..data import (
     BENCHMARKS,
@@ -41,11 +41,10 @@ from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
 from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
+from ..networks.averages import evaluation_view, load_predictor
 from ..networks.bands import check_bands
 from ..networks.build import Network, check_name, data_config, warn_of_other_values
-from ..networks.calibration import find_calibration
-from ..networks.ensemble import evaluation_view, load_predictor
-from ..networks.fit_calibration import calibrate
+from ..networks.calibration import calibrate, find_calibration
 from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.evaluation import SPLITS, Recognized, collect_outputs, recognize, restrict, unseen_domains
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with

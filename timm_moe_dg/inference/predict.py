@@ -14,13 +14,13 @@ import numpy as np
 from torch import nn
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, option
-from ..cli.escape import csv_path
-from ..cli.parser import ToolParser, tool_parser
+from ..cli.text import csv_path
+from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.image_files import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError
 from ..export.engine import EngineOptions
-from ..networks.digest import network_digest
+from ..networks.trained import network_digest
 from ..storage.atomic import all_or_nothing, write_rows
 from .certainty import CertaintyOptions, certainty_columns
 from .image_rows import ImageRow, MetadataNames, chunks, image_rows

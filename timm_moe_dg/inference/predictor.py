@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, model_keywords, option
-from ..cli.escape import one_line
+from ..cli.text import one_line
 from ..cli.values import positive_int, usable_device
 from ..data import file_names
 from ..data.domains import FileDomain
@@ -24,10 +24,10 @@ from ..layers import LocationIdEmbedding
 from ..layers.encoders.coverage import distances
 from ..layers.reports.routing import RouterOutput, count_first_choices
 from ..losses import record_routing, router_outputs
+from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config, warn_of_other_values
 from ..networks.calibration import Calibration, find_calibration
-from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
 from ..storage.run_folder import warn_of_unfinished
 from .certainty import Certainty, CertaintyOptions

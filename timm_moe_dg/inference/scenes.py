@@ -37,10 +37,10 @@ from ..data.readers.images import rgb_pixels, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
+from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config
 from ..networks.calibration import find_calibration
-from ..networks.ensemble import Ensemble, evaluation_view, load_predictor
 from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
 from ..storage.atomic import all_or_nothing
 from .certainty import CertaintyOptions

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
 from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
-from ..networks.merging import dense_name
+from ..networks.averages import dense_name
 
 Network: TypeAlias = Any  # mypy types module attributes as Tensor or Module
 Options: TypeAlias = dict[str, Any]

@@ -1,5 +1,6 @@
 """Trained networks: loading with their classifier, class names, the metadata that they read, and their features."""
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,11 @@ from ..errors import ArgumentError, CheckpointError
 from .build import CONFIG, UNUSED, Network, build_network, check_name, read_config, saved_config
 
 _logger = logging.getLogger(__name__)
+# Attributes of modules that change outputs and are in no weight
+BEHAVIOR: tuple[str, ...] = ("expert_mode", "shared_only", "forced_expert", "radius", "top_k", "normalize_weights")
+BEHAVIOR += ("scores", "choice")
+BEHAVIOR += ("first_frequency", "num_heads", "eps", "approximate", "global_pool", "pool_type", "pool_include_prefix")
+BEHAVIOR += ("beta", "stride", "padding", "dilation", "window_size", "shift_size")
 
 
 def load_trained(
@@ -224,3 +230,16 @@ def single_classifier(network: Network) -> nn.Module:
     if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.Identity):
         raise ArgumentError.of("model", type(network).__name__, "has no single classifier; take a model with one")
     return classifier
+
+
+def network_digest(model: nn.Module) -> str:
+    """Returns the SHA-256 of everything that decides a network's logits: weights, coverage radius and expert mode."""
+    network = model.network if isinstance(model, WithFeatures) else model
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name, module in network.named_modules():
+        behavior = {key: vars(module)[key] for key in BEHAVIOR if key in vars(module)}
+        digest.update(f"{name} {type(module).__name__} {behavior}".encode())
+    return digest.hexdigest()

@@ -14,9 +14,10 @@ from typing import Any
 
 from ..algorithms import ALGORITHMS, AVERAGING
 from ..cli.arguments import add_options, declared, option
-from ..cli.kinds import described, fits, option_kind
-from ..cli.parser import ToolParser, tool_parser
+from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import (
+    described,
+    fits,
     folder_name,
     fraction,
     fraction_to_1,
@@ -25,6 +26,7 @@ from ..cli.values import (
     kilometers_or_auto,
     non_negative,
     non_negative_int,
+    option_kind,
     position_or_name,
     positive,
     positive_int,

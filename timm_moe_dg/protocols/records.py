@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
-from ..cli.kinds import Kind, fits
+from ..cli.values import Kind, fits
 from ..errors import RecordError, check_regular_file
 from .options import Arguments, mistyped
 from .run_identity import check_format

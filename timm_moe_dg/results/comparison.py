@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.stats import permutation_test
 from tabulate import LATEX_ESCAPE_RULES
 
-from ..cli.escape import csv_cell, markdown, one_line
+from ..cli.text import csv_cell, markdown, one_line
 from ..errors import ArgumentError
 from .papers import paper_columns
 from .runs import RowKey

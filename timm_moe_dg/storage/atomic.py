@@ -18,7 +18,7 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from ..cli.escape import csv_cell
+from ..cli.text import csv_cell
 from ..errors import ArgumentError, StorageError
 
 EXCHANGE = "unfinished-exchange"  # folder of complete files on their way to the folder above it

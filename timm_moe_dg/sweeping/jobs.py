@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..cli.ending import duration
-from ..cli.escape import one_line
+from ..cli.text import duration, one_line
 from ..errors import FolderInUseError
 from ..storage.ownership import is_owned, owned
 from ..storage.run_folder import DONE

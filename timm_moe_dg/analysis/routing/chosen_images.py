@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...cli.escape import one_line
+from ...cli.text import one_line
 from ...data import Domain, FolderDomain
 from ...data.bands import Pixels, as_picture
 from ...data.readers.image_files import find_images

@@ -9,7 +9,7 @@ from timm.models import get_model_input_config
 from tests.models.cases import randomize
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import RoutedMlp
-from timm_moe_dg.networks.merging import merge_experts
+from timm_moe_dg.networks.averages import merge_experts
 
 SMALL = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 3, "num_experts": 4}
 BERLIN = (13.4, 52.5)

@@ -10,7 +10,7 @@ from markdown import markdown as rendered
 from tests.hub.published import CARDS, fine_tuned, write_run
 from tests.hub.test_card import card_of_run
 from tests.hub_repository import card_mistakes
-from timm_moe_dg.cli.escape import code, csv_cell, csv_path, markdown, one_line
+from timm_moe_dg.cli.text import code, csv_cell, csv_path, markdown, one_line
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_run, load_folder
 

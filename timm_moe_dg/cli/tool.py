@@ -1,0 +1,280 @@
+"""A tool: its name as users type it, its parser, the modules that it imports for users, and how it ends."""
+
+import argparse
+import io
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import ArgumentError, MoeDgError, RunInterruptedError, did_you_mean
+from .text import one_line
+
+_PACKAGE = Path(__file__).parent.parent
+_IN_CLONE = not (_PACKAGE / "tools").is_dir()
+TOOLS = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools"
+RECIPES = TOOLS / "recipes"
+# Modules that tools import at their start, and that come with an extra
+_TRAIN = ("accelerate", "psutil", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib")
+EXTRAS = dict.fromkeys(_TRAIN, "train")
+started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
+OPTION = "--import"
+BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
+LONGEST = 4000  # characters of a message
+Actions = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def program(file: str) -> str:
+    """Returns the name of the running tool for messages, such as timm-moe-dg finetune, or its file finetune.py."""
+    return started_as or file
+
+
+def command(name: str, launcher: str = "python") -> str:
+    """Returns a tool's command line as users type it here, such as `python tools/report.py` or `timm-moe-dg report`."""
+    if _IN_CLONE and not started_as:
+        return f"{launcher} tools/{name}.py"
+    return f"timm-moe-dg {name}" if launcher == "python" else f"{launcher} -m timm_moe_dg {name}"
+
+
+def recipe_file(text: str) -> str:
+    """Returns the path of a YAML file, or of the recipe of that name, such as gmoe_small."""
+    recipe = RECIPES / f"{text}.yaml"
+    return str(recipe) if recipe.is_file() and not Path(text).is_file() else text
+
+
+def nearest_recipe(text: str) -> str:
+    """Returns a hint at the recipe whose name looks most like the one of a file that does not exist, or nothing."""
+    if Path(text).exists():
+        return ""
+    question = did_you_mean(Path(text).stem, [path.stem for path in RECIPES.glob("*.yaml")])
+    return question and f"; {question}"
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Imports modules from the working directory or from where Python finds them.
+
+    Raises:
+        ArgumentError: There is no module of this name.
+    """
+    for name in names:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last, so that no file there hides an installed module
+        try:
+            import_module(name)
+        except (ModuleNotFoundError, ValueError, TypeError) as error:  # ValueError, TypeError: no name of a module
+            missing = getattr(error, "name", None)
+            if isinstance(error, ModuleNotFoundError) and not f"{name}.".startswith(f"{missing}."):
+                raise  # the module exists, and an import inside it fails
+            remedy = f"no such module in {os.getcwd()!r} or on PYTHONPATH; give its name without .py, such as my_router"
+            raise ArgumentError.of("import", name, remedy) from None
+
+
+def named_imports(words: Sequence[str]) -> list[str]:
+    """Returns the modules that a command line names, before a word `--`."""
+    words = list(words[: words.index("--")]) if "--" in words else list(words)
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    return [
+        value if word == OPTION else word.partition("=")[2]
+        for word, value in pairs
+        if (word == OPTION and value) or word.startswith(f"{OPTION}=")
+    ]
+
+
+class ImportAction(argparse.Action):
+    """Imports a module and keeps its name, at once: the file of options that names it may need it."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, value: object, __: object = None) -> None:
+        """Takes the option's value, as argparse calls it."""
+        import_modules([str(value)])
+        namespace.imports = [*getattr(namespace, "imports", ()), str(value)]
+
+
+class ToolParser(argparse.ArgumentParser):
+    """A parser whose `--help` shows the main options, and whose `--help-all` shows every option.
+
+    Attributes:
+        main: Names of the main options, such as batch_size. If there are none, `--help` shows every option.
+        raises: Whether mistakes raise an `ArgumentError` instead of ending the process.
+    """
+
+    main: Collection[str] = ()
+    raises = False
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _Formatter, "usage": "%(prog)s [options]", **keywords})
+        hidden: Any = argparse.SUPPRESS
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
+        words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
+        self.add_argument(OPTION, action=ImportAction, dest="imports", default=hidden, metavar="MODULE", help=words)
+
+    def format_help(self) -> str:
+        """Returns the text of `--help`."""
+        hidden = [action for action in self._actions if action.option_strings and action.dest not in self.main]
+        texts = [(action, action.help) for action in hidden if self.main and action.dest != "help"]
+        for action, _ in texts:
+            action.help = argparse.SUPPRESS
+        self.epilog = f"{len(texts) - 1} further options: {self.prog} --help-all" if texts else None
+        try:
+            return super().format_help()
+        finally:
+            for action, text in texts:
+                action.help = text
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses a command line; the first unknown option ends the process, with the nearest option."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown)
+        return parsed
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends the process because of words that the parser does not know."""
+        word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+        if word is None:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        self.error(f"no option {word}{self.suggestion(word)}")
+
+    def suggestion(self, option: str) -> str:
+        """Returns a hint at the option, of this parser or one of its commands, that looks most like `option`."""
+        commands = [action.choices.values() for action in self._actions if isinstance(action, Actions)]
+        parsers = [self, *(parser for choices in commands for parser in choices)]
+        if owners := [parser.prog for parser in parsers if option in parser._option_string_actions]:
+            return f"; it is an option of {', '.join(owners)}"
+        spellings = [spelling for parser in parsers for spelling in parser._option_string_actions]
+        question = did_you_mean(option, spellings)
+        return question and f"; {question}"
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2 and one line, or raises; see `raises`."""
+        if self.raises:
+            raise ArgumentError(message)
+        self.exit(2, f"{one_line(f'{self.prog}: error: {message}')} (see {self.prog} --help)\n")
+
+
+class _HelpAll(argparse.Action):
+    """Prints every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        vars(parser)["main"] = ()
+        parser.print_help()
+        parser.exit()
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and writes an option as `-b, --batch-size N` or `--[no-]pretrained`."""
+
+    def __init__(self, prog: str, *args: Any, **keywords: Any) -> None:
+        super().__init__(prog, *args, **{**keywords, "max_help_position": 26})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = [word.replace("--", "--[no-]", 1) for word in action.option_strings if not word.startswith("--no-")]
+        if not isinstance(action, argparse.BooleanOptionalAction):
+            names = list(action.option_strings)
+        values = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        return ", ".join(names) + values
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs not in ("+", "*"):
+            return super()._format_args(action, default_metavar)
+        return f"{self._metavar_formatter(action, default_metavar)(1)[0]} ..."
+
+
+def tool_parser(
+    file: str, description: str | None, usage: str = "[options]", *, main: Collection[str] = (), config: bool = False
+) -> ToolParser:
+    """Makes a tool's parser, with `--config` for a tool that has this option.
+
+    Args:
+        file: Name of the tool's file, such as sweep.py.
+        description: Text above the options. Its lines are kept.
+        usage: Arguments in the first line of the help.
+        main: See `ToolParser`.
+        config: Whether there is a file of option values.
+    """
+    parser = ToolParser(prog=program(file), description=description, usage=f"%(prog)s {usage}")
+    parser.main = main
+    if config:
+        words = "file of option values, which the command line overrides"
+        parser.add_argument("-c", "--config", metavar="YAML", help=words)
+    return parser
+
+
+def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
+    """Decorates the `main` function of a tool, which takes the command line without the program's name.
+
+    A `MoeDgError` ends the process with status 1 and one line that starts with the tool's name. A closed pipe
+    (`| head`) and Ctrl-C end it without a traceback, with the usual statuses.
+    """
+
+    @wraps(main)
+    def run(argv: Sequence[str] | None = None) -> None:
+        name = program(Path(main.__code__.co_filename).name)
+        # File names may hold bytes that are not UTF-8, and printing them would raise an error
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        words = sys.argv[1:] if argv is None else argv
+        try:
+            import_modules(named_imports(words))  # before the parser, whose choices are registered names
+            main(words)
+            sys.stdout.flush()
+        except RunInterruptedError as end:  # its message was shown by the run
+            if argv is None:
+                end_at_once(end.exit_code)
+            raise SystemExit(end.exit_code) from None
+        except MoeDgError as error:
+            raise SystemExit(_shorten(f"{name}: {explain(error)}")) from error
+        except BrokenPipeError:
+            # Python flushes stdout at exit, which would fail a second time
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:  # of a path that no check has seen, such as one that is too long
+            if error.filename is None or error.errno is None:  # a network error, whose file may be a URL, or a bug
+                raise
+            raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
+        except RuntimeError as error:
+            # torch's for GPUs, by name, since `--help` does not import torch; that for a CPU has no class of its own
+            if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+                raise
+            raise SystemExit(_shorten(f"{name}: memory is full; give a smaller --batch-size ({error})")) from error
+        except KeyboardInterrupt as interrupt:
+            sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
+            if argv is None:
+                end_at_once(CTRL_C)
+            raise SystemExit(CTRL_C) from None
+        except SystemExit as end:
+            if argv is None and end.code in (CTRL_C, TERMINATED):
+                end_at_once(end.code)
+            raise
+
+    return run
+
+
+def end_at_once(status: int) -> None:
+    """Ends the process and its loaders' workers without Python's cleanup, which takes seconds after importing torch."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a closed pipe
+            stream.flush()
+    os._exit(status)
+
+
+def explain(error: MoeDgError) -> str:
+    """Returns the name and message of an error, without the traceback that a loader's worker adds."""
+    text = str(error)
+    if "Original Traceback" in text:
+        text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
+    return f"{type(error).__name__}: {text}"
+
+
+def _shorten(text: str) -> str:
+    """Joins the lines of a message and limits its length, because messages of libraries quote whole files."""
+    text = one_line(" ".join(text.split()) if "\n" in text else text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
