@@ -58,6 +58,7 @@ OTHERS = {
     "python examples/compare.py": "tests/examples/test_fashion_shift.py",
     "python examples/experts.py": "tests/examples/test_fashion_shift.py",
     "python examples/routers/": "tests/examples/test_routers.py",
+    "python examples/method_costs.py": "tests/examples/test_method_costs.py",
     "python examples/merge_experts.py": "tests/tools/test_average.py",
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "bash examples/emoji_styles/average.sh": "timm-moe-dg average, 50 times",

@@ -22,7 +22,7 @@ COMMANDS = {
     "sweep": ("sweep.py", "run a protocol: all held-out domains, models, methods and seeds"),
     "average": ("average.py", "average the weights or the predictions of finished runs"),
     "tables": ("collect_results.py", "print tables of finished runs"),
-    "benchmark": ("benchmark.py", "measure time and memory of models and methods"),
+    "benchmark": ("benchmark.py", "measure time and memory of models"),
     "tiles": ("tiles.py", "cut a georeferenced scene into labeled tiles"),
     "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),
 }

@@ -25,6 +25,7 @@ from PIL import Image
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.analysis.cost import interleaved, ratios, seconds_of
 from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import positive_int
@@ -43,7 +44,6 @@ from timm_moe_dg.export.programs import (
     preprocessing,
     sample_metadata,
 )
-from timm_moe_dg.measure.cost import interleaved, ratios, seconds_of
 from timm_moe_dg.networks.bands import bands_of
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.networks.calibration import find_calibration

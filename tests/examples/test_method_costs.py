@@ -1,0 +1,76 @@
+"""examples/method_costs.py measures all of a method's steps, and sets the papers' costs beside steps of their size."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from examples import method_costs
+from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
+
+QUICK = ["--rounds", "2", "--warmup", "0", "--cpu-threads", "1", "--no-memory"]
+SMALL = ["--img-size", "32", "--batch-size", "2"]
+
+
+def table(capsys):
+    """The cells of the printed lines, without the heading."""
+    lines = capsys.readouterr().out.splitlines()[2:]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+
+
+@pytest.mark.slow
+def test_every_method_is_measured_relative_to_erm_for_every_model_and_mode(capsys):
+    method_costs.main([*QUICK, *SMALL, "--models", "test_vit"])
+    assert [cells[0] for cells in table(capsys)] == list(ALGORITHMS)
+    words = ["--models", "test_vit", "test_vit2", "--algorithms", "ERM", "--averaging", "swad"]
+    method_costs.main([*QUICK, *SMALL, *words, "--mode", "train", "inference"])
+    rows = table(capsys)
+    expected = product(("train", "inference"), ("test_vit", "test_vit2"), ("ERM", "ERM + swad"))
+    assert [(mode, model, method) for method, model, mode, *_ in rows] == list(expected)
+    assert [row for row in rows if row[4] == "1.00 (1.00-1.00)"] == [rows[0], rows[4]]
+
+
+def test_the_papers_costs_stand_beside_steps_of_as_many_images(monkeypatch, capsys):
+    monkeypatch.setattr(method_costs, "time_steps", lambda entries, _: {key: [1.0, 1.0] for key in entries})
+    words = ["--models", "resnet50.tv_in1k", "vit_tiny_patch16_224", "gmoe_small_patch16", "--algorithms", "ERM"]
+    method_costs.main([*QUICK, *words, "--averaging", "swad", "--num-domains", "5", "--batch-size", "32"])
+    costs = {(model, method): papers for method, model, *_, papers in table(capsys)}
+    assert costs["resnet50.tv_in1k", "ERM + swad"] == (
+        "1.21 s, 14.32 GB (GMoE, Table 16); 0.67 s, 13.23 GB (SF-MoE, Table 4)"
+    )
+    assert costs["gmoe_small_patch16", "ERM"] == "0.98 s, 12.28 GB (GMoE, Table 16)"
+    assert costs["vit_tiny_patch16_224", "ERM"] == ""
+    method_costs.main([*QUICK, *words])  # of 24 images
+    assert not any("GMoE" in cells[-1] for cells in table(capsys))
+
+
+@pytest.fixture
+def args():
+    return method_costs.build_parser().parse_args([*QUICK, *SMALL])
+
+
+def test_penalties_have_their_full_weight_and_all_steps_of_a_method_are_timed_together(args, monkeypatch):
+    network = method_costs.make_network("test_vit", args)
+    step = method_costs.method_step(method_costs.Entry("test_vit", "IRM"), network, args)
+    (algorithm,) = (cell.cell_contents for cell in step.__closure__ if hasattr(cell.cell_contents, "annealed"))
+    assert algorithm.annealed
+    entries = [method_costs.Entry("test_vit", name) for name in ("IRM", "DANN")]
+    steps = dict.fromkeys(entries, 0)
+    monkeypatch.setattr(method_costs, "method_step", lambda entry, *_: lambda: steps.update({entry: steps[entry] + 1}))
+    times = method_costs.time_steps(entries, args)
+    assert [len(times[entry]) for entry in entries] == [2, 2]
+    assert [steps[entry] for entry in entries] == [2, 4]
+
+
+def test_averages_follow_training_and_inference_leaves_weights_alone(args, monkeypatch):
+    averaged_steps = []
+    monkeypatch.setattr(AVERAGING["swad"], "update", lambda self, network, step: averaged_steps.append(step))
+    network = method_costs.make_network("test_vit", args)
+    step = method_costs.method_step(method_costs.Entry("test_vit", "ERM + swad"), network, args)
+    for _ in range(3):
+        step()
+    assert averaged_steps == [0, 1, 2]
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    method_costs.method_step(method_costs.Entry("test_vit", "ERM", "inference"), network, args)()
+    assert not network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

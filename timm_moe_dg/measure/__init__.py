@@ -1,1 +1,0 @@
-"""Time, memory and arithmetic of models, measured side by side."""
