@@ -33,7 +33,7 @@ from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader
-from timm_moe_dg.data.fingerprint import difference
+from timm_moe_dg.data.inspection import difference
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.assembly import prepare_network
 from timm_moe_dg.finetuning.coverage import cover_training_coordinates

@@ -30,8 +30,8 @@ from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_ke
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.band_names import RGB
-from timm_moe_dg.data.readers.image_files import find_images
+from timm_moe_dg.data.bands import RGB
+from timm_moe_dg.data.readers.folders import find_images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, needs
 from timm_moe_dg.export.programs import (

@@ -30,7 +30,7 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import OPTION, ToolParser, command, program, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.fingerprint import FILES, Fingerprint, difference, fingerprint
+from timm_moe_dg.data.inspection import FILES, Fingerprint, difference, fingerprint
 from timm_moe_dg.errors import ArgumentError, MoeDgError
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (

@@ -24,8 +24,7 @@ from style_transfer import StyleTransferNetwork, find_weights, load_style
 from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.tool import tool
 from timm_moe_dg.cli.values import usable_device
-from timm_moe_dg.data.bands import as_picture
-from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import DataError, StorageError, check_regular_file
 
 NATURAL, STYLES = "Natural", ("Candy", "Mosaic", "Udnie")

@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
-from timm_moe_dg.data.readers.mnist import FASHION_MNIST, read_images_and_labels
+from timm_moe_dg.data.readers.digits import FASHION_MNIST, read_images_and_labels
 
 TRAINING_IMAGES = 60_000
 NOISE = 0.15  # standard deviation, where white is 1

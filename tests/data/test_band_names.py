@@ -5,9 +5,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from timm_moe_dg.data.band_names import band_names, band_settings, colors_of
-from timm_moe_dg.data.bands import as_picture
-from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.data.bands import band_names, band_settings, colors_of
+from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 
 

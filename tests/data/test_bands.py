@@ -10,10 +10,9 @@ from PIL import Image
 
 from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import Split, evaluation_transform, get_benchmark, training_transform
-from timm_moe_dg.data.band_domains import band_statistics
-from timm_moe_dg.data.bands import as_picture
+from timm_moe_dg.data.inspection import band_statistics
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)

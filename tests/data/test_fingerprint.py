@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.readers.files import write_csv
 from tests.data.readers.test_hub_data import write as write_hub
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.fingerprint import difference, fingerprint, same_images, short, with_readable
+from timm_moe_dg.data.inspection import difference, fingerprint, same_images, short, with_readable
 from timm_moe_dg.data.readers.digits import CLASSES, DigitsDomain
 
 
@@ -86,7 +86,7 @@ def test_classes_that_were_swapped_are_found_among_many_of_equal_sizes(tmp_path,
         (tmp_path / "a" / name).rename(tmp_path / "a" / other)
     assert difference(before, of_folder(tmp_path)) == "domain 'a' differs in the content of images"
     opened = []
-    monkeypatch.setattr("timm_moe_dg.data.fingerprint._content", lambda path: opened.append(path) or b"")
+    monkeypatch.setattr("timm_moe_dg.data.inspection._content", lambda path: opened.append(path) or b"")
     of_folder(tmp_path)
     assert len(opened) == 512
 

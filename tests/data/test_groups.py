@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from timm_moe_dg.data import FolderDomain, Split
-from timm_moe_dg.data.groups import image_groups
-from timm_moe_dg.data.splits import check_groups, group_part, split_by_group
+from timm_moe_dg.data.splits import check_groups, group_part, image_groups, split_by_group
 from timm_moe_dg.errors import MoeDgError, ProtocolError
 
 

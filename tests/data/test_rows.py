@@ -6,9 +6,8 @@ import pytest
 
 from tests.data.copies import write_domains
 from timm_moe_dg.algorithms.hparams import SEARCH_SPACES
-from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, get_benchmark, register_benchmark
-from timm_moe_dg.data.benchmarks import table
-from timm_moe_dg.data.benchmarks.place_rows import PLACE_ROWS
+from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, benchmarks, get_benchmark, register_benchmark
+from timm_moe_dg.data.benchmarks import PLACE_ROWS
 from timm_moe_dg.errors import ArgumentError, DataError
 from timm_moe_dg.results.papers import FIGURES
 
@@ -50,7 +49,7 @@ def unregistered():
     """A row that is taken out of the table again."""
     row = Benchmark(name="toy", reader=lambda data_dir: [], source="none", license="CC0")
     yield row
-    table._ROWS.pop("toy", None)
+    benchmarks._ROWS.pop("toy", None)
 
 
 def test_a_registered_row_is_found_and_its_name_is_taken(unregistered):

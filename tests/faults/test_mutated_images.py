@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from timm_moe_dg.data.bands import as_picture, decoders
-from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.data.readers.images import as_picture, decoders, read_pixels
 from timm_moe_dg.errors import ImageReadError
 
 REFUSED = ("EPS",)  # a format that Pillow would start a program for

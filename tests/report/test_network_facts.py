@@ -10,7 +10,7 @@ import torch
 from tests.report.helpers import made_run, paint
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data import split_domains
-from timm_moe_dg.data.fingerprint import fingerprint
+from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.data.readers.folders import read_folder
 from timm_moe_dg.data.splits import group_part
 from timm_moe_dg.errors import DataError

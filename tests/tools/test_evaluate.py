@@ -25,7 +25,7 @@ from timm_moe_dg.data import (
     split_domain,
     split_domains,
 )
-from timm_moe_dg.data.fingerprint import fingerprint
+from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained

@@ -13,7 +13,7 @@ import yaml
 from tests.load_tool import load_tool
 from timm_moe_dg.cli.tool import ToolParser
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.fingerprint import fingerprint
+from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.errors import DataError
 
 STAND_IN = """

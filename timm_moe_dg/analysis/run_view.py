@@ -20,10 +20,10 @@ from ..data import (
     evaluation_transform,
     get_benchmark,
 )
-from ..data.band_names import Bands
-from ..data.bands import Pixels, Transform
-from ..data.fingerprint import FILES, difference, fingerprint
+from ..data.bands import Bands
+from ..data.inspection import FILES, difference, fingerprint
 from ..data.loaders import seeded_torch
+from ..data.readers.images import Pixels, Transform
 from ..data.splits import hold_out
 from ..errors import ArgumentError, DataError
 from ..layers.router import Router

@@ -1,7 +1,9 @@
 """Domains of images: benchmarks, splits, transforms and loaders."""
 
-from .benchmarks import BENCHMARKS, Benchmark, get_benchmark, register_benchmark
+from .benchmark import Benchmark
+from .benchmarks import BENCHMARKS, get_benchmark, register_benchmark
 from .domains import UNGROUPED, Domain, Split, file_names
+from .inspection import check_readable, drop_unreadable
 from .loaders import (
     AugmentedValidation,
     EvaluationImages,
@@ -10,7 +12,6 @@ from .loaders import (
     evaluation_loader,
     training_loader,
 )
-from .readable import check_readable, drop_unreadable
 from .readers.folders import FolderDomain, read_folder
 from .readers.places import Places, PlacesDomain
 from .readers.sprites import SpritesDomain

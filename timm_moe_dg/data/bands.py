@@ -1,285 +1,145 @@
-"""Values of image files beyond 8-bit RGB: any number of bands, 16 bits and floating-point numbers.
+"""Names of spectral bands, and the bands of RGB among them by wavelength.
 
-One recipe holds for training, prediction and export. Integers are divided by the largest value of their type, so that
-8, 16 and 32 bits reach up to 1. Floating-point numbers are unchanged.
+A full name is that of a sensor's band with the sensor before it (sentinel2:B04, landsat:B4), a color (red, green, blue,
+nir), or a wavelength in nanometers (665nm).
 """
 
-import io
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-import numpy as np
-import torch
-from PIL import Image, ImageFile
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
-from torch import Tensor
+from ..errors import ArgumentError, ImageReadError, did_you_mean
 
-from ..errors import ImageReadError, needs
-from .band_names import RGB, Bands, colors_of
+Bands: TypeAlias = int | tuple[str, ...]  # number of bands, or their full names
+RGB = 3  # bands
+SHORTEST, LONGEST = 300, 15_000  # nanometers, from ultraviolet to thermal infrared
+NEAR = 30  # nanometers from the center of a color
 
-Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
-Transform: TypeAlias = Callable[[Pixels], Tensor]
-Source: TypeAlias = str | BinaryIO
-REPAIR = "repair or remove the file, or give --skip-unreadable"
-
-_EXTERNAL = ("EPS",)  # formats whose decoder starts another program (Ghostscript), whatever the file's extension
-_WITHOUT_IMAGES = ("MPEG",)  # formats that Pillow identifies and cannot decode
-_EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-_WHOLE_MODES = ("L", "LA", "RGB", "RGBA")  # 8-bit modes whose values are those in the file
-_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# Formats that Pillow reduces to 8 bits: a marker, the place of the byte behind it that tells the depth, and its meaning
-_DEPTHS: dict[str | None, tuple[bytes, int, Callable[[int], bool]]] = {
-    "AVIF": (b"av1C", 6, lambda flags: bool(flags & 0x40)),
-    "JPEG2000": (b"\xff\x4f\xff\x51", 42, lambda depth: depth & 0x7F >= 8),  # bits of the first component, minus one
+COLORS = {"red": 665.0, "green": 560.0, "blue": 490.0}
+_COLORS = {**COLORS, "nir": 850.0}
+_NAIP = {"R": "red", "G": "green", "B": "blue", "N": "nir", "NIR": "nir"}
+# Centers of the bands of Sentinel-2A (ESA), and of Landsat 8 and 9 (USGS)
+_SENSORS = {
+    "sentinel2": {
+        **{"B01": 443.0, "B02": 492.0, "B03": 560.0, "B04": 665.0, "B05": 704.0, "B06": 740.0, "B07": 783.0},
+        **{"B08": 833.0, "B8A": 865.0, "B09": 945.0, "B10": 1374.0, "B11": 1614.0, "B12": 2202.0},
+    },
+    "landsat": {
+        **{"B1": 443.0, "B2": 482.0, "B3": 561.0, "B4": 655.0, "B5": 865.0, "B6": 1609.0, "B7": 2201.0},
+        **{"B8": 590.0, "B9": 1373.0, "B10": 10895.0, "B11": 12005.0},
+    },
 }
-_STRETCHED_PERCENTILES = (2, 98)
-MOST_MISSING = 0.5  # share of a band's pixels
-_LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
-
-# TIFF tags
-BITS, COMPRESSION, PHOTOMETRIC, ORIENTATION, SAMPLES_PER_PIXEL, SAMPLE_FORMAT = 258, 259, 262, 274, 277, 339
-SUBFILE, WIDTH, HEIGHT, EXTRA_SAMPLES = 254, 256, 257, 338
-METADATA, NODATA = 42112, 42113  # of GDAL
-_NOTES = (ORIENTATION, NODATA, METADATA, PHOTOMETRIC, SAMPLE_FORMAT, BITS)
-MASK = 4  # value of SUBFILE
-_PALETTE, _YCBCR = 3, 6  # values of PHOTOMETRIC
-_INDIRECT_COLORS = (_PALETTE, 5, _YCBCR, 8, 9, 10)  # also CMYK and kinds of L*a*b*
-_REDUCED_OR_MASK = 1 | 4  # bits of SUBFILE: an overview, or a mask, and no image of its own
 
 
-@cache
-def decoders() -> tuple[str, ...]:
-    """Returns the names of the formats that this Pillow decodes by itself."""
-    Image.init()
-    factories = {name: factory for name, (factory, _) in Image.OPEN.items() if isinstance(factory, type)}
-    stubs = {name for name, factory in factories.items() if issubclass(factory, ImageFile.StubImageFile)}
-    names = set(Image.OPEN) - stubs - {*_EXTERNAL, *_WITHOUT_IMAGES}
-    return tuple(sorted(names, key=lambda name: (name not in ("JPEG", "PNG"), name)))  # the most frequent ones first
+def band_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the full names of bands.
 
+    A name that two sensors have, such as B11, belongs to the sensor of the other names. Names with a zero (B04) are
+    Sentinel-2's, and those with SR or ST (SR_B4) are Landsat's.
 
-@cache
-def image_extensions() -> tuple[str, ...]:
-    """Returns the extensions of files that `decoders` read, in lower case, such as ".jpg"."""
-    readable = {*decoders(), "MPO"}  # files of several JPEG images, which the reader of JPEG opens
-    return tuple(sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable))
+    Raises:
+        ArgumentError: A name is unknown, given twice, or of two sensors.
 
-
-def is_tiff(source: Source) -> bool:
-    """Whether a file starts as TIFF and BigTIFF files do."""
-    return _head(source, 4) in _TIFF_STARTS
-
-
-def is_eight_bit(image: Image.Image | None, source: Source) -> bool:
-    """Whether RGB of 8 bits holds all bits of a file. `image` is None for a TIFF file that Pillow does not know."""
-    if image is None:
-        with _tiff_file(source) as file:
-            return bool(file.pages[0].dtype == np.uint8)
-    if image.mode not in _EIGHT_BIT:
-        return False
-    if tags := getattr(image, "tag_v2", None):
-        return max(tags.get(BITS, (1,))) <= 8 and max(tags.get(SAMPLE_FORMAT, (1,))) == 1
-    if image.format in _DEPTHS:
-        marker, place, is_deep = _DEPTHS[image.format]
-        _, found, rest = _head(source, 1 << 20).partition(marker)
-        return not found or not is_deep(rest[place - len(marker)])
-    codec, arguments = next(((tile[0], tile[3]) for tile in getattr(image, "tile", ())), ("", None))
-    rawmode, *further = arguments if isinstance(arguments, tuple) else (arguments,)
-    if codec == "SGI16" or (codec in ("ppm", "ppm_plain") and further and further[0] > 255):
-        return False
-    return ";16" not in str(rawmode) or str(rawmode).startswith("BGR")  # "BGR;16" packs a pixel into 16 bits
-
-
-def read_values(source: Source, image: Image.Image | None) -> tuple[np.ndarray, bool]:
-    """Reads all values of a file, (bands, height, width), and whether the last band is transparency.
-
-    `image` is the file as Pillow opened it, or None for a TIFF file, of which Pillow misreads many.
+    >>> timm_moe_dg.data.bands.band_names(["B02", "B8A", "B11", "665"])
+    ('sentinel2:B02', 'sentinel2:B8A', 'sentinel2:B11', '665nm')
     """
-    if image is None:
-        return _tiff_values(source)
-    if image.mode in _EIGHT_BIT and not is_eight_bit(image, source):
-        if image.format != "PNG":
-            raise ValueError(f"a {image.format} file of more than 8 bits per value; save it as PNG or TIFF")
-        from torchvision.io import ImageReadMode, decode_image  # which a later release moves elsewhere
-
-        values = decode_image(torch.frombuffer(bytearray(_head(source)), dtype=torch.uint8), ImageReadMode.UNCHANGED)
-        return values.numpy(), len(values) in (2, 4)
-    if image.mode in _EIGHT_BIT and image.mode not in _WHOLE_MODES:
-        raise ValueError(f"mode {image.mode!r} holds no bands; save it as TIFF")
-    image.load()  # which may turn it
-    values = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
-    if image.mode == "I" and image.format in ("PNG", "PPM"):  # 16 bits in Pillow's 32
-        values = values.astype(np.uint16)
-    return values, image.mode in ("LA", "RGBA")
+    readings = {word: _readings(word) for word in words}
+    if unknown := [word for word in words if not readings[word]]:
+        raise ArgumentError.of("bands", unknown[0], _remedy(unknown[0]))
+    sensors = [{_sensor(name) for name in names} for word, names in readings.items() if ":" not in word]
+    common = set.intersection(*([some for some in sensors if "" not in some] or [set()]))
+    full = []
+    for word in words:
+        names = [name for name in readings[word] if len(readings[word]) == 1 or common == {_sensor(name)}]
+        if not names:
+            raise ArgumentError.of("bands", word, f"is a band of two sensors; write {' or '.join(readings[word])}")
+        if names[0] in full:
+            raise ArgumentError.of("bands", word, f"{names[0]} is named twice; name each band once")
+        full += names
+    return tuple(full)
 
 
-def scaled(path: str, values: np.ndarray, missing: np.ndarray | None = None) -> Tensor:
-    """Scales (bands, height, width) to float32, with NaN at `missing` values, which transforms turn into the mean.
+def band_settings(bands: Sequence[str] | None, in_chans: int | None) -> dict[str, Any]:
+    """Returns the options `bands` and `in_chans` that follow from --bands; none without it."""
+    if not bands:
+        return {}
+    names = band_names(bands)
+    if in_chans not in (None, RGB, len(names)):
+        raise ArgumentError.of("in_chans", in_chans, f"--bands names {len(names)}; leave it out")
+    return {"bands": list(names), "in_chans": len(names)}
 
-    A band without data in more than half of its pixels is an `ImageReadError`.
+
+def wavelength(name: str) -> float:
+    """Returns the center of a band in nanometers, by its full name."""
+    sensor, _, band = name.rpartition(":")
+    return _SENSORS[sensor][band] if sensor else _COLORS.get(name) or float(name.removesuffix("nm"))
+
+
+def colors_of(bands: Sequence[str]) -> list[int | None]:
+    """Returns each band's position in RGB, or None: red, green and blue are the nearest bands within 30 nm."""
+    positions: list[int | None] = [None] * len(bands)
+    for color, center in enumerate(COLORS.values()):
+        distance, band = min((abs(wavelength(name) - center), band) for band, name in enumerate(bands))
+        if distance < NEAR:
+            positions[band] = color
+    return positions
+
+
+def describes_rgb(descriptions: Sequence[str]) -> bool:
+    """Whether the descriptions of three bands are red, green and blue in this order, or no names of bands."""
+    pairs = zip(COLORS.values(), map(_readings, descriptions), strict=True)
+    return all(not names or any(abs(wavelength(name) - color) < NEAR for name in names) for color, names in pairs)
+
+
+def pick(path: str, descriptions: Sequence[str | None], count: int, bands: Bands) -> Sequence[int]:
+    """Returns the positions of a network's bands in a file of `count` bands: by name if both have names.
+
+    Raises:
+        ImageReadError: The file lacks a band, or has no names and another number of bands.
     """
-    shares = np.zeros(len(values)) if missing is None else missing.mean(axis=(1, 2))
-    if shares.max() > MOST_MISSING:
-        band = int(shares.argmax())
-        raise ImageReadError(
-            f"image={path!r}: {shares[band]:.0%} of band {band + 1} are without data (nodata); {REPAIR}"
-        )
-    if values.dtype.kind not in "iuf":
-        raise ImageReadError(f"image={path!r}: has values of the type {values.dtype}; save it as numbers")
-    divisor = np.float32(np.iinfo(values.dtype).max if values.dtype.kind in "iu" else 1)
-    # Of floating-point numbers, those without data may be too large for float32
-    present = values if missing is None or values.dtype.kind != "f" else np.where(missing, values.dtype.type(0), values)
-    numbers = present.astype(np.float32) / divisor
-    if missing is not None:
-        numbers[missing] = np.nan
-    return torch.from_numpy(numbers)
+    number = bands if isinstance(bands, int) else len(bands)
+    readings = [_readings(text or "") for text in descriptions] if not isinstance(bands, int) else []
+    if not any(readings):
+        if count == number:
+            return range(count)
+        remedy = f"or give --in-chans {count} if all files and the model have as many"
+        if not isinstance(bands, int):
+            remedy = "or write the names of its bands into it, as descriptions"
+        raise ImageReadError(f"image={path!r}: has {count} bands, expected {number}; leave the file out, {remedy}")
+    assert not isinstance(bands, int)
+    if missing := [band for band in bands if not any(band in names for names in readings)]:
+        listed = ", ".join(text or "?" for text in descriptions)
+        remedy = "leave the file out, or give --bands that all files and the model have"
+        raise ImageReadError(f"image={path!r}: lacks the band {missing[0]}, its bands are {listed}; {remedy}")
+    return [next(place for place, names in enumerate(readings) if band in names) for band in bands]
 
 
-def missing_values(values: np.ndarray, nodata: float | None, mask: np.ndarray | None) -> np.ndarray | None:
-    """Marks values (bands, height, width) without data; None if there are none.
-
-    These are the value `nodata`, numbers that are not finite, and pixels of a bool `mask` (height, width).
-    """
-    missing = np.zeros(values.shape, bool) if mask is None else np.broadcast_to(mask, values.shape)
-    if nodata is not None and np.isfinite(nodata):
-        # The tag holds a text, whose number may round to the one that is stored
-        number = np.float64(nodata) if values.dtype.kind in "iu" else np.array(nodata).astype(values.dtype)
-        missing = missing | (values == number)
-    if values.dtype.kind == "f":
-        missing = missing | ~(np.abs(values) <= min(_LARGEST_VALUE, float(np.finfo(values.dtype).max)))
-    return missing if missing.any() else None
+def _sensor(name: str) -> str:
+    return name.rpartition(":")[0]
 
 
-class TiffNotes(NamedTuple):
-    """What GDAL writes beside the values of a TIFF file."""
-
-    nodata: float | None = None  # the value that marks missing data
-    descriptions: Mapping[int, str] = MappingProxyType({})  # by position of the band
-    mask: np.ndarray | None = None  # bool (height, width), True where data is missing
-    first_names: Sequence[str] = ("",) * RGB  # of the first three bands: their descriptions, else their colors
-
-
-def tiff_notes(image: Image.Image | None, source: Source) -> TiffNotes:
-    """Reads GDAL's notes in a file. `image` is None for a TIFF file that Pillow does not know."""
-    if image is not None and image.format != "TIFF":
-        return TiffNotes()
-    if image is not None and not any(kind == MASK for kind, _ in _pages(image, source)):
-        tags, mask = [image.tag_v2.get(tag) for tag in _NOTES], None  # type: ignore[attr-defined]
-    else:  # Pillow reads no masks
-        with _tiff_file(source) as file:
-            tags = [file.pages[0].tags.valueof(tag) for tag in _NOTES]
-            page = next((page for page in file.pages[1:] if page.tags.valueof(SUBFILE) == MASK), None)
-            mask = None if page is None else page.asarray() == 0
-    orientation, nodata, metadata, photometric, sample_format, bits = tags
-    if mask is not None:
-        mask = turned(mask[None], orientation or 1)[0]
-    items = re.findall(r'<Item name="(\w+)" sample="(\d+)" role="\w+">([^<]*)<', str(metadata))
-    kinds = ("DESCRIPTION", "COLORINTERP")
-    names, colors = ({int(band): text for name, band, text in items if name == kind} for kind in kinds)
-    try:
-        value = float(str(nodata).strip(" \0"))
-        if photometric == 0 and np.max(sample_format or 1) == 1:  # zero is white, and values are read inverted
-            value = 2.0 ** int(np.max(bits)) - 1 - value
-    except ValueError:
-        value = None
-    return TiffNotes(value, names, mask, [names.get(band) or colors.get(band, "") for band in range(RGB)])
+def _readings(word: str) -> list[str]:
+    """The full names that a word may stand for, such as sentinel2:B04 and landsat:B4 for B4."""
+    # GDAL describes a band as "B4, central wavelength 665 nm"
+    sensor, _, name = word.partition(",")[0].strip().rpartition(":")
+    if sensor.casefold() in ("", "naip") and (color := _NAIP.get(name.upper()) or name.casefold()) in _COLORS:
+        return [color]
+    if not sensor and (center := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:nm)?", name)):
+        return [f"{float(center[1]):g}nm"] if SHORTEST <= float(center[1]) <= LONGEST else []
+    if not (match := re.fullmatch(r"(S[RT]_)?B(0?)(\d{1,2}|8A)", name.upper())):
+        return []
+    product, zero, number = match.groups()
+    spelled = {"sentinel2": f"B{number:0>2}", "landsat": f"B{number}"}
+    if sensor:
+        possible = [sensor.casefold()]
+    else:
+        possible = ["landsat"] if product else ["sentinel2"] if zero else ["sentinel2", "landsat"]
+    return [f"{one}:{spelled[one]}" for one in possible if spelled.get(one) in _SENSORS.get(one, ())]
 
 
-def full_images(image: Image.Image, source: Source) -> int:
-    """Counts the images in an open file. In TIFF files they have the size of the first and are no overview or mask."""
-    if image.format != "TIFF":
-        return getattr(image, "n_frames", 1)
-    sizes = [size for kind, size in _pages(image, source) if not kind & _REDUCED_OR_MASK]
-    return sizes.count(sizes[0]) if sizes else 1
-
-
-def _pages(image: Image.Image, source: Source) -> list[tuple[int, object]]:
-    """The value of SUBFILE and the size of each page of an open TIFF file. The first one counts as an image."""
-    if not getattr(image, "is_animated", False):
-        return [(0, image.size)]
-    content, pages, places = io.BytesIO(_head(source)), list[tuple[int, object]](), set[int]()
-    tags = ImageFileDirectory_v2(content.read(8) if _head(source, 4) in _TIFF_STARTS[:2] else content.read(16))
-    while tags.next and tags.next not in places:
-        places.add(tags.next)
-        content.seek(tags.next)
-        tags.load(content)
-        pages.append((tags.get(SUBFILE, 0) if pages else 0, (tags.get(WIDTH), tags.get(HEIGHT))))
-    return pages
-
-
-def turned(values: np.ndarray, orientation: int) -> np.ndarray:
-    """Turns and mirrors (bands, height, width) as EXIF's orientation, 1 to 8, says."""
-    if orientation in (5, 6, 7, 8):
-        values = values.transpose(0, 2, 1)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return values[:, ::rows, ::columns]
-
-
-def as_picture(pixels: Pixels, bands: Bands = RGB) -> Image.Image:
-    """Shows bands as an RGB image, stretched from black to white; missing data is black.
-
-    Without the names of red, green and blue these are the first three bands, or the first as gray.
-    """
-    if isinstance(pixels, Image.Image):
-        return pixels
-    colors = [] if isinstance(bands, int) else colors_of(bands)
-    named = [colors.index(color) for color in range(RGB) if color in colors]
-    channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
-    channels = pixels[named].numpy() if len(named) == RGB else channels
-    low, high = np.nanpercentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
-    levels = np.nan_to_num((channels - low) / np.maximum(high - low, 1e-12))
-    return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-
-
-def _head(source: Source, size: int = -1) -> bytes:
-    """The first bytes of a file, or all of them."""
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return file.read(size)
-    place = source.tell()
-    try:
-        source.seek(0)
-        return source.read(size)
-    finally:
-        source.seek(place)
-
-
-def _tiff_file(source: Source) -> Any:
-    with needs("to read all bands of TIFF files", "tifffile", "tiff"):
-        from tifffile import TiffFile
-    # It reports tags that it cannot parse, such as GDAL's, for each file
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
-    return TiffFile(source if isinstance(source, str) else io.BytesIO(_head(source)))
-
-
-def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
-    """The first image of a TIFF file, (bands, height, width), upright."""
-    with _tiff_file(source) as file:
-        image, tags = file.series[0], file.pages[0].tags
-        if len(image.shape) > 3 and "S" in file.pages[0].axes:  # pages of several bands each
-            image = file.pages[0]
-        axes, shape = image.axes, image.shape
-        if len(shape) not in (2, 3) or "Y" not in axes or "X" not in axes:
-            raise ValueError(f"it holds {shape} values, and no image of bands")
-        pixels, limit = shape[axes.index("Y")] * shape[axes.index("X")], 2 * (Image.MAX_IMAGE_PIXELS or np.inf)
-        if pixels > limit:
-            raise Image.DecompressionBombError(f"{pixels} pixels")
-        values = image.asarray()
-        photometric, of_jpeg = tags.valueof(PHOTOMETRIC), tags.valueof(COMPRESSION) in (6, 7)
-        extra = len(tags.valueof(EXTRA_SAMPLES, ())) if photometric in (0, 1, 2) else 0
-        # The codes of a palette of 8 bits may be meant, and JPEG's YCbCr becomes RGB
-        is_read = values.dtype == np.uint8 and (photometric == _PALETTE or (photometric == _YCBCR and of_jpeg))
-        if photometric in _INDIRECT_COLORS and not is_read:
-            raise ValueError("a palette, CMYK, YCbCr or L*a*b*, as bands or of more than 8 bits; save it as RGB")
-        orientation, inverted = tags.valueof(ORIENTATION, 1), photometric == 0
-    if values.ndim == 2:
-        axes, values = f"S{axes}", values[None]
-    # Bands come first or last, depending on the program that wrote the file.
-    values = np.moveaxis(values, (axes.index("Y"), axes.index("X")), (1, 2))
-    if inverted and values.dtype.kind == "u":  # zero is white
-        values = np.iinfo(values.dtype).max - values
-    return turned(values, orientation), extra == 1 and len(values) in (2, 4)
+def _remedy(word: str) -> str:
+    if re.fullmatch(r"-?\d+(\.\d+)?(nm)?", word):
+        return f"no wavelength from {SHORTEST} to {LONGEST} nm; give the band's center in nanometers"
+    names = [*_COLORS, *(name for bands in _SENSORS.values() for name in bands)]
+    question = did_you_mean(word, names, 3)
+    return f"no such band; {question or 'give names such as B04, landsat:B4 or red, or wavelengths such as 665'}"

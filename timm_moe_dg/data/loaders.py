@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import ProtocolError
-from .bands import Pixels, Transform
 from .domains import Domain, Split
-from .readers.images import warn_if_squeezed
+from .readers.images import Pixels, Transform, warn_if_squeezed
 
 DrawIndex: TypeAlias = tuple[int, int]  # (domain, number of the draw)
 TrainingSample: TypeAlias = tuple[Tensor, int, *tuple[Tensor, ...]]  # image (C, H, W), target, optionally metadata

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from ..errors import ArgumentError
-from .band_names import RGB
-from .bands import Pixels, Transform
+from .bands import RGB
+from .readers.images import Pixels, Transform
 
 
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:

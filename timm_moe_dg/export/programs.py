@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.band_names import RGB
+from ..data.bands import RGB
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
 from ..data import Domain, Split
-from ..data.band_domains import band_statistics, deep_share, warn_of_far_values
-from ..data.band_names import RGB
+from ..data.bands import RGB
+from ..data.inspection import band_statistics, deep_share, warn_of_far_values
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding

@@ -30,11 +30,10 @@ from ..data import (
     split_domains,
     training_domains,
 )
-from ..data.band_names import RGB, band_settings, wavelength
-from ..data.class_names import listed
-from ..data.fingerprint import fingerprint, short, with_readable
-from ..data.groups import image_groups
-from ..data.splits import NO_DOMAIN, check_groups, hold_out, split_by_group, test_positions
+from ..data.bands import RGB, band_settings, wavelength
+from ..data.domains import listed
+from ..data.inspection import fingerprint, short, with_readable
+from ..data.splits import NO_DOMAIN, check_groups, hold_out, image_groups, split_by_group, test_positions
 from ..errors import ArgumentError
 from ..networks.build import check_name
 from ..protocols.evaluation import describe_role

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from tqdm.notebook import tqdm as notebook_bar
 
 from ..cli.text import duration, one_line
-from ..data.fingerprint import digest
+from ..data.inspection import digest
 from ..errors import ArgumentError, MissingDependencyError
 from ..protocols.options import Arguments, RunOptions
 from ..protocols.records import OOD_VALIDATION, Record, RoleScores

@@ -10,7 +10,7 @@ from typing import cast
 from timm.data.model_config import resolve_input_data_config
 from torch import nn
 
-from ..data.readers.images import is_hidden
+from ..data.readers.folders import is_hidden
 from ..errors import ArgumentError, CheckpointError
 from ..networks.build import CONFIG, DataConfig, read_config, refuse_ensemble, save_network
 from ..networks.calibration import CALIBRATION

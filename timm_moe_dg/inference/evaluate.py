@@ -30,10 +30,9 @@ from ..data import (
     evaluation_only,
     get_benchmark,
 )
-from ..data.band_names import Bands, band_settings
-from ..data.fingerprint import fingerprint, with_readable
-from ..data.groups import image_groups
-from ..data.splits import domain_positions, hold_out
+from ..data.bands import Bands, band_settings
+from ..data.inspection import fingerprint, with_readable
+from ..data.splits import domain_positions, hold_out, image_groups
 from ..errors import ArgumentError, ProtocolError
 from ..export.engine import EngineOptions, make_engine
 from ..finetuning.calibration import save_calibration

@@ -18,11 +18,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.band_names import RGB, Bands
-from ..data.bands import Transform, image_extensions
-from ..data.readers.csv_tables import Table, csv_chunks, parquet_chunks, parsed, require_columns, slashes, text_table
-from ..data.readers.image_files import image_paths, metadata_values
-from ..data.readers.images import describe_left_out, is_hidden, kind_of, read_pixels, warn_if_squeezed
+from ..data.bands import RGB, Bands
+from ..data.readers.csv_tables import (
+    Table,
+    csv_chunks,
+    metadata_values,
+    parquet_chunks,
+    parsed,
+    require_columns,
+    slashes,
+    text_table,
+)
+from ..data.readers.folders import describe_left_out, image_paths, is_hidden, kind_of
+from ..data.readers.images import Transform, image_extensions, read_pixels, warn_if_squeezed
 from ..errors import DataError, ImageReadError
 
 LISTS = (".csv", ".parquet")

@@ -17,7 +17,7 @@ from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, opt
 from ..cli.text import csv_path
 from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
-from ..data.readers.image_files import Metadata
+from ..data.readers.csv_tables import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError
 from ..export.engine import EngineOptions
 from ..networks.trained import network_digest

@@ -30,10 +30,9 @@ from ..cli.arguments import (
     option,
 )
 from ..cli.values import positive_int
-from ..data.band_names import RGB, Bands, pick
-from ..data.bands import MOST_MISSING, missing_values, scaled
-from ..data.readers.georeference import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
-from ..data.readers.images import rgb_pixels, warn_of_order
+from ..data.bands import RGB, Bands, pick
+from ..data.rasters import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
+from ..data.readers.images import MOST_MISSING, missing_values, rgb_pixels, scaled, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding

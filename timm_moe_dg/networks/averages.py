@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..cli.values import LOCAL
 from ..data import evaluation_transform
-from ..data.bands import Pixels, Transform
+from ..data.readers.images import Pixels, Transform
 from ..errors import ArgumentError, MetadataError
 from ..layers import RoutedMlp
 from ..layers.dense.feed_forwards import FeedForward, read_feed_forward

@@ -6,7 +6,7 @@ import torch
 from timm.data.model_config import get_model_input_config
 from torch import nn
 
-from ..data.band_names import RGB, Bands, colors_of
+from ..data.bands import RGB, Bands, colors_of
 from ..errors import ArgumentError
 
 BAND_INITS = ("mean", "zero")

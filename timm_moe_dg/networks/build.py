@@ -25,9 +25,9 @@ from timm.models import (
 from torch import Tensor, nn
 
 from ..compat import download_from_hf
-from ..data.band_domains import deep_share, warn_of_far_values
-from ..data.band_names import RGB, band_names
+from ..data.bands import RGB, band_names
 from ..data.domains import Domain
+from ..data.inspection import deep_share, warn_of_far_values
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
 from .bands import bands_of, by_color, check_bands, place_kernels
 
@@ -75,7 +75,7 @@ def build_network(
         initial_checkpoint: Start from this file instead. A mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
         in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
-        bands: Full names of the bands (see `data.band_names`), instead of `in_chans`. Weights of RGB images keep the
+        bands: Full names of the bands (see `data.bands`), instead of `in_chans`. Weights of RGB images keep the
             kernels of red, green and blue. None stands for those of a saved network.
         band_init: Kernels of other bands: "mean" of the three, or "zero".
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.

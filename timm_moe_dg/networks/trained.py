@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Domain, Split
-from ..data.class_names import check_spellings, listed, normalized, places_of
+from ..data.domains import check_spellings, listed, normalized, places_of
 from ..errors import ArgumentError, CheckpointError
 from .build import CONFIG, UNUSED, Network, build_network, check_name, read_config, saved_config
 

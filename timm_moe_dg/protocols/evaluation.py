@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import BENCHMARKS, UNGROUPED, Domain, Split
-from ..data.fingerprint import Fingerprint, same_images
+from ..data.inspection import Fingerprint, same_images
 from ..errors import ArgumentError
 from ..metrics import (
     CLASS_SCORES,

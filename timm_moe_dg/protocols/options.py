@@ -35,7 +35,7 @@ from ..cli.values import (
     weights_file,
 )
 from ..data import BENCHMARKS
-from ..data.band_names import RGB, Bands
+from ..data.bands import RGB, Bands
 from ..layers.reports.routing import BALANCING_LOSSES
 from ..networks.bands import BAND_INITS
 from ..networks.freeze import FREEZABLE

@@ -21,8 +21,8 @@ from ..algorithms.hparams import LOSS_COEFFICIENTS
 from ..cli.arguments import read_yaml
 from ..cli.values import LOCAL, TEXT
 from ..data import BENCHMARKS, Benchmark
-from ..data.band_names import band_settings
-from ..data.fingerprint import difference, is_fingerprint
+from ..data.bands import band_settings
+from ..data.inspection import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, MoeLayersError, check_regular_file
 from ..models._moe_vit import resolve_moe_layers
 from ..networks.build import default_drop_path

@@ -22,8 +22,8 @@ import yaml
 
 from ..cli.values import LOCAL
 from ..data import Domain
-from ..data.class_names import listed
-from ..data.fingerprint import Fingerprint
+from ..data.domains import listed
+from ..data.inspection import Fingerprint
 from ..errors import ArgumentError, MoeDgError, RecordError, StorageError, check_regular_file
 from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, SPLITTING, Arguments

@@ -8,8 +8,8 @@ from PIL import Image
 
 from tests.geo_files import write_scene
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.readers.georeference import places_of
-from timm_moe_dg.data.readers.image_files import Metadata
+from timm_moe_dg.data.rasters import places_of
+from timm_moe_dg.data.readers.csv_tables import Metadata
 from timm_moe_dg.errors import DataError, MissingDependencyError
 
 rasterio = pytest.importorskip("rasterio")

@@ -10,7 +10,8 @@ from PIL import Image
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform
 from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.image_files import Metadata, find_images, image_paths
+from timm_moe_dg.data.readers.csv_tables import Metadata
+from timm_moe_dg.data.readers.folders import find_images, image_paths
 from timm_moe_dg.errors import DataError
 from timm_moe_dg.inference.image_rows import ImageRow, MetadataNames, RowImages, batches, row_loader
 

@@ -21,9 +21,8 @@ from timm_moe_dg.data import (
     read_folder,
     split_domains,
 )
-from timm_moe_dg.data.bands import image_extensions, is_eight_bit
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.images import has_deep_values, read_pixels
+from timm_moe_dg.data.readers.images import has_deep_values, image_extensions, is_eight_bit, read_pixels
 from timm_moe_dg.errors import ImageReadError
 
 VIEW = {"size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}

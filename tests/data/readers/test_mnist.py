@@ -10,7 +10,7 @@ import torch
 from tests.data.readers.idx_files import write_idx, write_release
 from tests.references import domainbed_mnist as reference
 from timm_moe_dg.data import evaluation_transform, get_benchmark
-from timm_moe_dg.data.readers.mnist import FASHION_MNIST, MNIST, read_idx, read_images_and_labels
+from timm_moe_dg.data.readers.digits import FASHION_MNIST, MNIST, read_idx, read_images_and_labels
 from timm_moe_dg.errors import DataError
 
 NAMES = ["RotatedMNIST", "ColoredMNIST", "RotatedFashionMNIST", "ColoredFashionMNIST"]

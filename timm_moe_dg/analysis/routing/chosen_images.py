@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ...cli.text import one_line
 from ...data import Domain, FolderDomain
-from ...data.bands import Pixels, as_picture
-from ...data.readers.image_files import find_images
-from ...data.readers.images import read_pixels
+from ...data.readers.folders import find_images
+from ...data.readers.images import Pixels, as_picture, read_pixels
 from ...errors import ArgumentError, DataError, ImageReadError
 from ..run_view import Batch, RunView
 from .map_plots import Photograph, Places, Rows

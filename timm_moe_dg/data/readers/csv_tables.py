@@ -1,25 +1,27 @@
-"""Reading csv files of images, with messages that name the file, the line and the column."""
+"""Tables of images: csv and Parquet files, with messages that name the file, the line and the column."""
 
 import csv
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 
 from ...errors import DataError, check_regular_file, needs
-from ..class_names import normalized
+from ..domains import normalized
+from ..rasters import is_placed, open_raster, places_of
+from .images import is_tiff
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # the fields of each column, by its name, see also `Table`
 SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-
 Value = TypeVar("Value")
 
 
@@ -263,3 +265,83 @@ def _shortened(text: str) -> str:
 def _lines(numbers: Sequence[int]) -> str:
     listed = ", ".join(map(str, numbers[:MAX_LISTED]))
     return f"{len(numbers)} lines ({listed}, ...)" if len(numbers) > MAX_LISTED else f"lines {listed}"
+
+
+class Metadata:
+    """The metadata of images by path, from a csv table, whose paths are absolute or relative to its folder.
+
+    Its other columns are those of `metadata_values`. Where lon and lat are empty or absent, they come from the GeoTIFF.
+    The table is in memory as a whole.
+    """
+
+    def __init__(self, table: Path, ids: bool = False, columns: Sequence[str] = ()) -> None:
+        fields = read_csv(table, ["path", "location"] if ids else ["path"])
+        self._table, self._place, folder = table, cache(os.path.realpath), str(table.parent)
+        paths = [os.path.join(folder, slashes(path.strip(), folder)) for path in fields["path"]]
+        files = [_same_file(path, self._place) for path in paths]
+        check_unique(table, fields, "path", files)
+        values = metadata_values(table, fields if ids else with_coordinates(table, fields, files), ids, columns)
+        self._first = fields["path"][0], files[0]
+        self._values = dict(zip(files, values, strict=True))
+
+    def of(self, path: str) -> tuple[float, ...] | None:
+        """Returns an image's row of `metadata_values`, or None if the table lacks it."""
+        name = _same_file(path, self._place)
+        # Images may be links to the files of the table
+        return self._values.get(name) or self._values.get(os.path.realpath(name))
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raises a `DataError` if the table has none of the images. Paths are read up to the first that it has."""
+        first = None
+        for path in paths:
+            if self.of(path):
+                return
+            first = first or os.path.realpath(_same_file(path, self._place))
+        expected = f"such as {self._first[0]!r}, which is {self._first[1]!r}; the first image is {first!r}"
+        raise DataError(
+            f"metadata={str(self._table)!r}: none of its {len(self._values)} paths is one of the images, {expected}"
+        )
+
+
+def metadata_values(
+    table: Path, fields: Columns, ids: bool = False, columns: Sequence[str] = ()
+) -> list[tuple[float, ...]]:
+    """Reads every row's metadata: lon and lat in degrees ("nan" in both if unknown) and the further numeric `columns`.
+
+    With `ids` it is the column location instead: an integer that is negative if unknown.
+    """
+    if ids:
+        return [(place,) for place in parsed(table, fields, "location", whole_number, "a whole number")]
+    lonlat = coordinates(table, fields, dtype=np.float64)
+    return list(map(tuple, np.concatenate([lonlat, numeric(table, fields, columns)], axis=1).tolist()))
+
+
+def _same_file(path: str, place: Callable[[str], str]) -> str:
+    """A name that a file has however its path is spelled: by links to folders, ./ and .., or other forms of letters."""
+    folder, name = os.path.split(path)
+    return normalize("NFC", os.path.join(place(folder), name))
+
+
+def with_coordinates(table: os.PathLike[str], fields: Columns, paths: Sequence[str]) -> Columns:
+    """Completes the columns lon and lat of a csv table, where both are empty or absent, by the centers of its files."""
+    if ("lon" in fields) != ("lat" in fields):
+        raise DataError(f"{str(table)!r}: has one of the columns lon and lat; name both in line 1, or none")
+    columns = [list(fields.get(name, [""] * len(paths))) for name in ("lon", "lat")]
+    for row, path in enumerate(paths):
+        if not any(column[row].strip() for column in columns):
+            columns[0][row], columns[1][row] = map(str, _center(table, path))
+    completed = Table(
+        {name: list(column) for name, column in fields.items()} | dict(zip(("lon", "lat"), columns, strict=True))
+    )
+    if isinstance(fields, Table):
+        completed.lines = fields.lines
+    return completed
+
+
+def _center(table: os.PathLike[str], path: str) -> np.ndarray:
+    if os.path.isfile(path) and is_tiff(path):
+        with open_raster(path, "image") as raster:
+            if is_placed(raster):
+                return places_of(raster, [raster.width / 2], [raster.height / 2])[0]
+    remedy = "write its lon and lat in degrees there, or nan if unknown"
+    raise DataError(f"image={path!r}: has no georeference, and no coordinates in {os.path.basename(table)}; {remedy}")

@@ -1,23 +1,164 @@
-"""Folders laid out as DOMAIN/CLASS/IMAGE, in the order of torchvision's ImageFolder, among them DomainNet."""
+"""Folders of images: their files, and domains laid out as DOMAIN/CLASS/IMAGE, among them DomainNet.
 
+The order is that of torchvision's ImageFolder.
+"""
+
+import glob
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 from ...errors import DataError
-from ..bands import image_extensions
-from ..class_names import check_spellings, listed, normalized
-from ..domains import DataDir, FileDomain, file_names
-from .images import describe_left_out, images_below, is_hidden, subfolders
+from ..domains import DataDir, FileDomain, check_spellings, file_names, listed, normalized
+from .images import image_extensions
 
+MAX_KINDS = 8  # in a message
+# Written beside images by macOS's archives, Windows and network drives
+SYSTEM_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r", "@eadir", "@tmp"}
+SYSTEM_NAMES |= {"@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin", "system volume information"}
+SYSTEM_NAMES |= {"lost+found", "network trash folder", "temporary items", "__pycache__"}
 DEPTH = 3  # of DOMAIN/CLASS/IMAGE
 DUPLICATES = "domain_net_duplicates.txt"
-
 _LOGGER = logging.getLogger(__name__)
+
+
+def images_below(folder: str, left_out: Counter[str] | None = None) -> list[tuple[str, list[str]]]:
+    """Lists folders and their image names, both sorted, to any depth, in the order of torchvision's ImageFolder.
+
+    Images are files with an extension that Pillow reads. `left_out` counts the others by their extension. Hidden files
+    and folders are skipped, see `is_hidden`. Links to files are followed. Links to folders are errors: they could form
+    a circle, or lead to images that are listed elsewhere.
+    """
+    listing: dict[str, list[str]] = {}
+    for parent, name in walk_images(folder, left_out):
+        listing.setdefault(parent, []).append(name)
+    return sorted(listing.items())
+
+
+def walk_images(folder: str, left_out: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yields the (folder, name) of `images_below` in the order of their paths, with one folder's names in memory."""
+    suffixes = image_extensions()
+    try:
+        with os.scandir(folder) as entries:
+            # With the separator, names of folders sort as paths do
+            names = sorted(entry.name + os.sep * entry.is_dir() for entry in entries if not is_hidden(entry.name))
+    except OSError as error:
+        _raise_not_listed(error)
+    for name in names:
+        path = os.path.join(folder, name.removesuffix(os.sep))
+        if name.endswith(os.sep):
+            if os.path.islink(path):
+                raise DataError(f"folder={path!r}: is a link, which is not followed here; put the images in its place")
+            yield from walk_images(path, left_out)
+        elif name.lower().endswith(suffixes):
+            yield folder, name
+        elif left_out is not None:
+            left_out[kind_of(name)] += 1
+
+
+def kind_of(name: str) -> str:
+    """Names the kind of a file by its extension, such as ".heic"."""
+    return os.path.splitext(name)[1].lower() or "no extension"
+
+
+def describe_left_out(left_out: Counter[str]) -> str:
+    """Counts files that are no images by their kind."""
+    return f"left out, since Pillow does not read such files: {count_kinds(left_out)}"
+
+
+def count_kinds(counts: Counter[str]) -> str:
+    """Lists the most frequent kinds of files with their numbers."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(MAX_KINDS))
+    return kinds + (f" and {len(counts) - MAX_KINDS} more kinds" if len(counts) > MAX_KINDS else "")
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file or folder starts with a dot, such as ._x.png of macOS, or belongs to an operating system."""
+    name = os.path.basename(path)
+    return name.startswith(".") or name.casefold().partition(":")[0] in SYSTEM_NAMES
+
+
+def subfolders(folder: str | os.PathLike[str]) -> list[str]:
+    """Lists the names of a folder's folders, sorted, with links and without hidden ones. All must be UTF-8."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
+            names = sorted(entry.name for entry in visible if entry.is_dir())
+            if broken := sorted(entry.path for entry in visible if not os.path.exists(entry.path)):
+                _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
+    except OSError as error:
+        _raise_not_listed(error)
+    for name in names:
+        # Python puts surrogates in place of bytes that it cannot decode, and these cannot be encoded.
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"folder={os.path.join(folder, name)!r}: its name is not UTF-8; rename it") from error
+    return names
+
+
+def _raise_not_listed(error: OSError) -> NoReturn:
+    raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error
+
+
+def find_images(sources: Sequence[str]) -> list[str]:
+    """Lists image files in the order of the sources, sorted by path within each, every file once.
+
+    Sources are files with any extension, patterns with *, ? and **, or folders, in which files with an extension that
+    Pillow reads are searched at any depth. The log counts the other files of folders.
+    """
+    return list(image_paths(sources))
+
+
+def image_paths(sources: Sequence[str]) -> Iterator[str]:
+    """Yields the paths of `find_images`. Of folders, one folder's names are in memory at a time."""
+    left_out: Counter[str] = Counter()
+    folders, files = list[str](), set[str]()  # absolute paths of what was yielded before
+    for source in sources:
+        is_empty = True
+        for path in _paths_of(source, left_out):
+            is_empty, place = False, os.path.abspath(path)
+            if place in files or any(_is_image_below(place, folder) for folder in folders):
+                continue
+            if not os.path.isdir(source):
+                files.add(place)
+            yield path
+        if is_empty:
+            remark = f"; {describe_left_out(left_out)}" if left_out else ""
+            raise DataError(f"images={source!r}: no such file, or no image below or matching it{remark}")
+        if os.path.isdir(source):
+            folders.append(os.path.abspath(source))
+    if left_out:
+        _LOGGER.warning("images: %s", describe_left_out(left_out))
+
+
+def _paths_of(source: str, left_out: Counter[str]) -> Iterable[str]:
+    if os.path.isfile(source):
+        return [source]
+    if os.path.isdir(source):
+        return (os.path.join(folder, name) for folder, name in walk_images(source, left_out))
+    named, matches = set(Path(source).parts), glob.glob(source, recursive=True)
+    if "**" not in source and (folders := sum(os.path.isdir(path) and not is_hidden(path) for path in matches)):
+        _warn_of_folders(source, folders)
+    paths = filter(os.path.isfile, matches)
+    return sorted(path for path in paths if not any(map(is_hidden, set(Path(path).parts) - named - {".."})))
+
+
+@cache  # once in a process, because a pattern is read more than once
+def _warn_of_folders(pattern: str, count: int) -> None:
+    _LOGGER.warning("images=%r: matches folders (%d), which are not searched; use ** to search them", pattern, count)
+
+
+def _is_image_below(path: str, folder: str) -> bool:
+    """Whether `walk_images` yields a file of a folder, both absolute."""
+    below = path.removeprefix(os.path.join(folder, ""))
+    return below != path and path.lower().endswith(image_extensions()) and not any(map(is_hidden, below.split(os.sep)))
 
 
 class FolderDomain(FileDomain[str | bytes]):

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError, ImageReadError, needs
-from ..bands import Pixels
-from ..class_names import check_spellings, places_of
-from ..domains import FileDomain, file_names
-from .images import is_hidden, read_pixels
+from ..domains import FileDomain, check_spellings, file_names, places_of
+from .folders import is_hidden
+from .images import Pixels, read_pixels
 
 if TYPE_CHECKING:
     from datasets import Dataset

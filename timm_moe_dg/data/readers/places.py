@@ -16,11 +16,19 @@ import numpy as np
 from PIL import Image
 
 from ...errors import ArgumentError, DataError
-from ..bands import Pixels
-from ..class_names import check_spellings, places_of
-from ..domains import DataDir, FileDomain, Split, file_names, take
-from .csv_tables import below, check_unique, choice, coordinates, name_of_field, numeric, parsed, read_csv
-from .georeference import with_coordinates
+from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, places_of, take
+from .csv_tables import (
+    below,
+    check_unique,
+    choice,
+    coordinates,
+    name_of_field,
+    numeric,
+    parsed,
+    read_csv,
+    with_coordinates,
+)
+from .images import Pixels
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 PARTS_OF_ROLES = {

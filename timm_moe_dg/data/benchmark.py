@@ -6,17 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import ArgumentError, DataError
-from ..band_domains import with_bands
-from ..band_names import RGB, Bands
-from ..domains import DataDir, Domain
-from ..readers.images import subfolders
+from ..errors import ArgumentError, DataError
+from .bands import RGB, Bands
+from .domains import DataDir, Domain
+from .readers.folders import subfolders
 
 Hparams = Mapping[str, float | int]
-
 # GMoE (ICLR 2023), Table 8 and appendix D.2. resnet_dropout is DomainBed's name for the rate before the classifier.
 DEFAULTS: Hparams = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32, "resnet_dropout": 0.0}
-
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -102,7 +99,7 @@ class Benchmark:
         Args:
             data_dir: The folder that holds the domains, or its parent, in which it has a name in `aliases`.
             metadata_columns: Columns of the data's table to read as metadata, beside coordinates.
-            bands: Number of the images' bands, or their full names. Others than three need image files (`data.bands`).
+            bands: Number of the images' bands, or their full names. Others than three need image files.
             evaluating: Read data to evaluate a network on. The user's own may lack classes and training images then.
             columns: The user's names of columns of metadata.csv, by their usual names.
         """
@@ -177,3 +174,14 @@ class Benchmark:
 def plain(name: str) -> str:
     """Normalizes a folder's name, which copies spell differently: "Real World", "Real_World" or "RealWorld"."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def with_bands(domains: Sequence[Domain], bands: Bands, dataset: str) -> Sequence[Domain]:
+    """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
+    if bands == RGB:
+        return domains
+    if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
+        remedy = f"images of {dataset} have {RGB} bands; leave it out, or use --dataset folder or place_folder"
+        argument = "in_chans" if isinstance(bands, int) else "bands"
+        raise ArgumentError.of(argument, bands if isinstance(bands, int) else list(bands), remedy)
+    return [replace(domain, bands=bands) for domain in domains]
