@@ -17,7 +17,7 @@ COMMANDS = {
     "demo": ("demo.py", "serve a page on which people try a model"),
     "report": ("report.py", "write an HTML page about a run or a sweep"),
     "visualize": ("visualize.py", "draw experts, attention and learning curves of a run"),
-    "export": ("export.py", "export a model to ONNX, torch.export and TorchScript"),
+    "export": ("export.py", "export a model to ONNX and torch.export"),
     "push": ("push_to_hub.py", "publish a model on the Hugging Face Hub"),
     "sweep": ("sweep.py", "run a protocol: all held-out domains, models, methods and seeds"),
     "average": ("average.py", "average the weights or the predictions of finished runs"),

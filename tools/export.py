@@ -1,4 +1,4 @@
-r"""Exports a model to ONNX, torch.export and TorchScript programs.
+r"""Exports a model to ONNX and torch.export programs.
 
     timm-moe-dg export --model output/RUN --output exported
     timm-moe-dg export --model hf-hub:OWNER/NAME --formats onnx \
@@ -71,7 +71,7 @@ def build_parser() -> ToolParser:
     add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
     images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
     add("--images", nargs="+", metavar="IMAGES", help=images)
-    features = "return the classifier's inputs too, for evaluate --engine; not in TorchScript"
+    features = "return the classifier's inputs too, for evaluate --engine"
     add("--features", action=argparse.BooleanOptionalAction, default=False, help=features)
     tolerance = "largest absolute difference of logits (default: %(default)s)"
     add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
@@ -158,8 +158,6 @@ def main(argv: Sequence[str]) -> None:
     """Loads the model, exports it and prints the table."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
-    if args.features and "torchscript" in args.formats:
-        raise ArgumentError.of("features", True, "TorchScript programs cannot return them; give --formats onnx pt2")
     torch.set_num_threads(args.cpu_threads)
     with output_folder(args) as folder:
         model = load(args)

@@ -172,18 +172,17 @@ def test_a_layer_is_compiled_in_training_without_a_graph_break(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_onnx_and_torchscript_compute_the_same(kind, tmp_path):
+def test_onnx_computes_the_same(kind, tmp_path):
     moe = layer(**KINDS[kind])
     moe(images())
     after_step(moe)
     moe = moe.float().eval()
     save_onnx(record_program(moe, (images(3).float(),)), tmp_path / "model.onnx")
-    for program in (load_onnx(tmp_path / "model.onnx"), torch.jit.script(moe)):
-        for number in (3, 1, 6):
-            x = images(number).float() + 0.1  # other tokens: a first threshold is the score of one
-            torch.testing.assert_close(program(x), moe(x), rtol=0, atol=1e-5)
+    program = load_onnx(tmp_path / "model.onnx")
+    for number in (3, 1, 6):
+        x = images(number).float() + 0.1  # other tokens: a first threshold is the score of one
+        torch.testing.assert_close(program(x), moe(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

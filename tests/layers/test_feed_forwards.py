@@ -72,10 +72,9 @@ def test_every_parameter_gets_a_gradient_and_none_is_the_dense_layers(dense):
     assert not set(map(id, layer.parameters())) & set(map(id, dense.parameters()))
 
 
-def test_scripted_and_masked_layers_compute_the_same(dense):
+def test_masked_layers_compute_the_same(dense):
     layer = MoeMlp.from_dense(dense, num_experts=4, top_k=2)
     x = inputs(dense)
-    torch.testing.assert_close(torch.jit.script(layer)(x), dense(x), rtol=1e-5, atol=1e-5)
     vmapped = torch.vmap(layer)(x[:, None])[:, 0]
     torch.testing.assert_close(vmapped, dense(x), rtol=1e-5, atol=1e-5)
 

@@ -1,7 +1,6 @@
-"""Shapes of parameters, and the names without weight decay, which survive scripting."""
+"""Shapes of parameters, and the names without weight decay."""
 
 import pytest
-import torch
 from torch import nn
 
 from tests.models.cases import BY_NAME
@@ -19,11 +18,9 @@ def test_absent_biases_are_not_named() -> None:
     assert undecayed_parameters(CosineRouter(8, 4, 2)) == {"codes", "logit_scale"}
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
-def test_a_scripted_model_still_names_what_does_not_decay(name: str) -> None:
+def test_a_model_names_what_does_not_decay(name: str) -> None:
     model = BY_NAME[name].small()
-    assert torch.jit.script(model).no_weight_decay() == model.no_weight_decay()
     assert {name.rpartition(".")[2] for name in model.no_weight_decay()} >= {"bias", "codes", "logit_scale"}
 
 

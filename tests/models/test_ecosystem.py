@@ -16,8 +16,6 @@ import pytest
 import timm
 import torch
 import torch.distributed as dist
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call, grad, vmap
@@ -284,22 +282,3 @@ class Intermediate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, height, width) images -> the last intermediate."""
         return self.model.forward_intermediates(x, indices=1, intermediates_only=True)[0]
-
-
-@ROUTED
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
-def test_a_scripted_model_is_trained_as_timms_script_does(case: Case) -> None:
-    model = case.small(**case.without_chance, scriptable=True).train()
-    eager = copy.deepcopy(model)
-    losses = []
-    for network in (torch.jit.script(model), eager):
-        optimizer = create_optimizer_v2(network, opt="adamw", lr=1e-3, weight_decay=0.05)  # calls no_weight_decay
-        average = ModelEmaV3(network)
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss = loss_of(network, (case.images(),))
-            loss.backward()
-            optimizer.step()
-            average.update(network)
-        losses.append((loss.detach(), [len(group["params"]) for group in optimizer.param_groups]))
-    torch.testing.assert_close(losses[0], losses[1])

@@ -116,16 +116,6 @@ def test_the_program_of_torch_export_falls_back_too():
         assert (program(images(), places) - model(images(), NEAR)).abs().amax(1)[2] > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("radius", [None, RADIUS])
-def test_torchscript_falls_back_too(radius):
-    model, places = indexed(radius), torch.cat([NEAR[:2], FAR[:1]])
-    with torch.no_grad():
-        scripted = torch.jit.script(model)(images(), places)
-        torch.testing.assert_close(scripted, model(images(), places), rtol=0, atol=1e-5)
-
-
 def test_mistakes_are_one_line():
     for radius in (-1.0, math.nan):
         with pytest.raises(MetadataError, match=r"^coverage_radius=.*: give a distance of 0 km or more[^\n]*$"):

@@ -93,11 +93,11 @@ def test_a_network_with_a_text_head_can_be_upcycled(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_text_head_is_exported_and_scripted(tmp_path):
+def test_a_text_head_is_exported(tmp_path):
     network = timm.create_model("gmoe", backbone=CLIP, num_experts=3, **SMALL).eval()
     use_text_head(network, text_file(tmp_path / "texts.safetensors"), CLASSES)
-    for program in (torch.jit.script(network), record_program(network, (IMAGES,)).module()):
-        torch.testing.assert_close(program(IMAGES), network(IMAGES), rtol=0, atol=1e-4)
+    program = record_program(network, (IMAGES,)).module()
+    torch.testing.assert_close(program(IMAGES), network(IMAGES), rtol=0, atol=1e-4)
 
 
 def test_the_length_of_the_classifier_s_input_counts(tmp_path):

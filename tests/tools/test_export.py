@@ -21,14 +21,11 @@ from timm_moe_dg.networks.build import data_config
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("ash", "beech", "oak")
-FILES = ["model.onnx", "model.pt2", "model.torchscript.pt", "preprocessing.json"]
+FILES = ["model.onnx", "model.pt2", "preprocessing.json"]
 QUICK = ["--cpu-threads", "1", "--rounds", "2", "--batch-size", "1", "3"]
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
-pytestmark = [
-    pytest.mark.slow,  # programs are exported and run
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.slow  # programs are exported and run
 
 
 def export(*words):
@@ -67,14 +64,12 @@ def inputs_of(folder, model, number):
 
 
 def programs(folder):
-    """The three programs, read with nothing of this package."""
+    """The programs, read with nothing of this package."""
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     names = [node.name for node in session.get_inputs()]
     yield lambda *inputs: session.run(["logits"], dict(zip(names, inputs, strict=True)))[0]
-    for load in (lambda: torch.export.load(folder / "model.pt2").module(),
-                 lambda: torch.jit.load(folder / "model.torchscript.pt")):  # fmt: skip
-        program = load()
-        yield lambda *inputs, program=program: program(*map(torch.from_numpy, inputs)).detach().numpy()
+    program = torch.export.load(folder / "model.pt2").module()
+    yield lambda *inputs: program(*map(torch.from_numpy, inputs)).detach().numpy()
 
 
 def test_every_program_answers_as_the_model_does_for_batches_of_any_size(exported):
@@ -144,7 +139,7 @@ def test_report_has_a_row_for_the_model_and_each_program(exported):
     folder, _, printed = exported
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
     assert rows[0] == ["model", "format", "MiB", "largest difference", "ms, batch 1", "ms, batch 3"]
-    assert [row[1] for row in rows[2:]] == ["eager", "onnx", "pt2", "torchscript"]
+    assert [row[1] for row in rows[2:]] == ["eager", "onnx", "pt2"]
     assert rows[2][4].endswith("(1.00)")
     for row, file in zip(rows[3:], FILES, strict=False):
         assert float(row[2]) == pytest.approx((folder / file).stat().st_size / 2**20, abs=0.051)
@@ -162,10 +157,10 @@ def test_programs_are_not_overwritten_unless_asked_for(exported, monkeypatch):
 def test_a_program_that_answers_differently_is_not_left_behind(tmp_path, monkeypatch):
     from timm_moe_dg.export import programs as room
 
-    wrong = room.FORMATS["torchscript"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
-    monkeypatch.setattr(room, "FORMATS", {**room.FORMATS, "torchscript": wrong})
-    with pytest.raises(SystemExit, match=r"export.py: ExportError: format='torchscript': its logits differ"):
-        export("--model", "test_vit", "--untrained", "--formats", "torchscript", "--output", tmp_path / "new")
+    wrong = room.FORMATS["pt2"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
+    monkeypatch.setattr(room, "FORMATS", {**room.FORMATS, "pt2": wrong})
+    with pytest.raises(SystemExit, match=r"export.py: ExportError: format='pt2': its logits differ"):
+        export("--model", "test_vit", "--untrained", "--formats", "pt2", "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

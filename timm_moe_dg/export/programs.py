@@ -1,4 +1,4 @@
-"""Exports models to ONNX, torch.export and TorchScript programs, which run without this package.
+"""Exports models to ONNX and torch.export programs, which run without this package.
 
 A program takes batches of any size: normalized images (B, C, H, W) and, for a model that reads any, metadata. NaN, or a
 negative location id, stands for unknown. Every program is read back from its file and compared with the model.
@@ -126,9 +126,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             lambda model, inputs, path: torch.export.save(record_program(model, inputs), path),
             lambda path: torch.export.load(path).module(),
         ),
-        "torchscript": Format(
-            "model.torchscript.pt", lambda model, _, path: torch.jit.script(model).save(path), torch.jit.load
-        ),
     }
 )
 
@@ -142,14 +139,13 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
     form = FORMATS[name]
     path = folder / form.file
     with warnings.catch_warnings():
-        # TorchScript is deprecated, and tracing warns of branches on shapes, which are meant
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # tracing warns of branches on shapes, which are meant
         try:
             form.write(model, tuple(part[:RECORDED_BATCH] for part in inputs), path)
             program = form.load(path)
         except MissingDependencyError:
             raise
-        except Exception as error:  # the three exporters' errors have no common class
+        except Exception as error:  # the exporters' errors have no common class
             raise ExportError.of("format", name, f"cannot be made of this model ({first_line(error)})") from error
         difference = largest_difference(model, program, inputs)
     # Negated, so that NaN is an error

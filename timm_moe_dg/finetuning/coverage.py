@@ -35,7 +35,7 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     if not reads_coordinates(network) or not indexed:
         return
     coverage = network.set_coverage(coordinates(plan.domains, plan.training, [split.inside for split in plan.splits]))
-    if radius == "auto":
+    if isinstance(radius, str):  # "auto"
         validation = coordinates(plan.domains, plan.training, [split.outside for split in plan.splits])
         # Validation accuracy could not choose the radius: a region that is missing in the index has been trained on
         radius = validated_radius(distances(coverage, validation))

@@ -4,7 +4,7 @@ Axes: B images, N tokens per image, D features, E routed experts, K experts per 
 """
 
 import copy
-from typing import Any, NamedTuple, Optional, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from timm.layers import Mlp
@@ -52,7 +52,7 @@ class GeoMoeMlp(RoutedMlp):
         **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
     """
 
-    forced_expert: Optional[int]  # noqa: UP045 (TorchScript)
+    router: MetadataRouter
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class GeoMoeMlp(RoutedMlp):
         self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
         self.drop = nn.Dropout(drop)
         self.shared_only = False
-        self.forced_expert = None
+        self.forced_expert: int | None = None
         self.forced_tokens = 0
         self.expert_perturbation = options.expert_perturbation
         self.report: ExpertReport | None = None
@@ -137,7 +137,6 @@ class GeoMoeMlp(RoutedMlp):
     def __getstate__(self) -> dict[str, object]:
         return dict(super().__getstate__(), report=None)  # belongs to a graph, as the recorded routing does
 
-    @torch.jit.unused
     def set_expert_mode(self, mode: str | int) -> None:
         """Sets which experts compute: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
         num_experts = self.experts.num_experts
@@ -157,30 +156,27 @@ class GeoMoeMlp(RoutedMlp):
         """
         routing = self.router(context)
         expert_indices, combine_weights = routing.expert_indices, routing.combine_weights
-        forced_expert = self.forced_expert
-        if forced_expert is not None:
+        if self.forced_expert is not None:
             present = torch.ones_like(present)
-            expert_indices = torch.full_like(expert_indices[:, :1], forced_expert)
+            expert_indices = torch.full_like(expert_indices[:, :1], self.forced_expert)
             combine_weights = torch.ones_like(combine_weights[:, :1])
         if self.shared_only:
             present = torch.zeros_like(present)
-        if self.shared is None and not torch.jit.is_scripting():
+        if self.shared is None:
             self._require_metadata(present)
         # Index E is no expert: its assignments are skipped
         expert_indices = expert_indices.masked_fill(~present.unsqueeze(1), self.experts.num_experts)
         output = self.experts(x, expert_indices, combine_weights)
-        if not torch.jit.is_scripting():
-            self.record(routing._replace(routed=present))
-        shared: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
+        self.record(routing._replace(routed=present))
+        shared = None
         if self.shared is not None and self.gamma is not None:
             shared = self.shared(x)
             gate = self.gamma.sigmoid().where(present, torch.ones_like(self.gamma)).view(-1, 1, 1)
             output = gate * shared + (1.0 - gate) * output
-        if not torch.jit.is_scripting() and self.training:
+        if self.training:
             self._report(x, shared)
         return self.drop(output)
 
-    @torch.jit.unused
     def _require_metadata(self, present: Tensor) -> None:
         """Refuses images without metadata, unless a program is being recorded or values cannot be read."""
         if not values_readable(present):
@@ -194,8 +190,7 @@ class GeoMoeMlp(RoutedMlp):
         remedy = "have none, and shared_expert=False leaves none for them; leave them out, or keep the shared expert"
         raise MetadataError.of("metadata of samples", samples, remedy)
 
-    @torch.jit.unused
-    def _report(self, x: Tensor, shared: Optional[Tensor]) -> None:  # noqa: UP045 (TorchScript)
+    def _report(self, x: Tensor, shared: Tensor | None) -> None:
         forced = None
         if self.forced_tokens > 0:
             tokens = x.flatten(0, 1)

@@ -5,7 +5,7 @@ Axes: B images, N tokens per image, T = B * N tokens, D features, E experts, K e
 
 import copy
 from functools import partial
-from typing import Any, Final, Optional, Self, cast
+from typing import Any, Self
 
 import torch
 from timm.layers import GluMlp, Mlp
@@ -31,7 +31,7 @@ class RoutedMlp(OwnParameters):
 
     undecayed = ("gamma",)
     gamma: nn.Parameter | None
-    __jit_unused_properties__ = ["fc1", "fc2"]  # noqa: RUF012 (TorchScript reads the list from the class)
+    router: Router
 
     def __init__(self, experts: StackedExperts) -> None:
         super().__init__()
@@ -55,19 +55,18 @@ class RoutedMlp(OwnParameters):
         if self.gamma is not None:
             nn.init.zeros_(self.gamma)
 
-    @torch.jit.unused
     def record(self, routing: RouterOutput) -> None:
         """Keeps the routing of a forward, in training or on demand."""
         if self.training or self.record_routing:
             self.routing = routing
-            cast(Router, self.router).count(routing)
+            self.router.count(routing)
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
         """Returns the router's losses, see `layers.reports.losses`."""
         routing = self.routing
         if routing is None:
             return {}
-        losses = {"aux_loss": ReportedLoss(cast(Router, self.router).loss(routing), weights.aux_coef)}
+        losses = {"aux_loss": ReportedLoss(self.router.loss(routing), weights.aux_coef)}
         if weights.z_coef:
             losses["z_loss"] = ReportedLoss(z_loss(routing), weights.z_coef)
         return losses
@@ -135,8 +134,6 @@ class MoeMlp(RoutedMlp):
         channels_first: Whether the layer takes and returns (B, D, height, width) instead of (..., D).
         **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
     """
-
-    channels_first: Final[bool]
 
     def __init__(
         self,
@@ -247,70 +244,40 @@ class MoeMlp(RoutedMlp):
         """(..., D) tokens -> (..., D); (B, D, height, width) both if channels come first."""
         if self.channels_first:
             return self._mix(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        else:  # noqa: RET505 (TorchScript compiles only the branch that `channels_first` chooses)
-            return self._mix(x)
+        return self._mix(x)
 
     def _mix(self, x: Tensor) -> Tensor:
         tokens_TD = self.norm(x.reshape(-1, x.shape[-1]))
-        valid: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
-        if not torch.jit.is_scripting():
-            valid = self._take_valid()
-        routing = self.router(tokens_TD, valid)
-        expert_indices, routed = routing.expert_indices, routing.routed
+        valid, self.valid = self.valid, None  # the mask is for one forward
+        routing = self.router(tokens_TD, None if valid is None else valid.flatten())
+        expert_indices = routing.expert_indices
         # Index E is no expert: its assignments are skipped
-        if routed is not None:
-            expert_indices = expert_indices.masked_fill(~routed.unsqueeze(1), self.experts.num_experts)
+        if routing.routed is not None:
+            expert_indices = expert_indices.masked_fill(~routing.routed.unsqueeze(1), self.experts.num_experts)
         routing = self._limit(routing, expert_indices)
-        dropped = routing.dropped
-        if dropped is not None:
-            expert_indices = expert_indices.masked_fill(dropped, self.experts.num_experts)
-        outputs_TD = self.experts(tokens_TD, expert_indices, routing.combine_weights)
-        if not torch.jit.is_scripting():
-            self.record(routing)
-        output = outputs_TD.view(x.shape)
+        if routing.dropped is not None:
+            expert_indices = expert_indices.masked_fill(routing.dropped, self.experts.num_experts)
+        output = self.experts(tokens_TD, expert_indices, routing.combine_weights).view(x.shape)
+        self.record(routing)
         if self.shared is not None and self.gamma is not None:
             gate = self.gamma.sigmoid().to(output.dtype)
-            output = gate * self._share(x) + (1.0 - gate) * output
+            first = self.channels_first
+            shared = self.shared(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if first else self.shared(x)
+            output = gate * shared + (1.0 - gate) * output
         return self.drop(output)
-
-    def _share(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D), the shared expert."""
-        if self.shared is None:
-            return x
-        if self.channels_first:
-            return self.shared(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        else:  # noqa: RET505 (TorchScript compiles only the branch that `channels_first` chooses)
-            return self.shared(x)
-
-    @torch.jit.unused
-    def _take_valid(self) -> Optional[Tensor]:  # noqa: UP045 (TorchScript)
-        """Returns the mask of tokens that are not padding, which is for one forward."""
-        valid, self.valid = self.valid, None
-        return None if valid is None else valid.flatten()
 
     def _limit(self, routing: RouterOutput, expert_indices: Tensor) -> RouterOutput:
         """Drops the assignments over capacity, in training with a capacity factor."""
-        capacity_factor = self.capacity_factor
-        if capacity_factor is None or not self.training:
+        if self.capacity_factor is None or not self.training:
             return routing
         num_tokens, num_experts = routing.logits.shape
-        routed = routing.routed
-        if routed is not None:
-            num_tokens = int(routed.sum())
-        capacity = expert_capacity(num_tokens, num_experts, self.router.top_k, capacity_factor)
+        if routing.routed is not None:
+            num_tokens = int(routing.routed.sum())
+        capacity = expert_capacity(num_tokens, num_experts, self.router.top_k, self.capacity_factor)
         priority_T = routing.noisy_logits.softmax(dim=-1).amax(dim=-1)
         dropped_TK = over_capacity(expert_indices, priority_T, num_experts, capacity)
-        # In full, because TorchScript has no `_replace`
-        return RouterOutput(
-            routing.logits,
-            routing.noisy_logits,
-            routing.probabilities,
-            routing.expert_indices,
-            routing.combine_weights.masked_fill(dropped_TK, 0.0),
-            routing.noise_std,
-            dropped_TK,
-            routed,
-        )
+        combine_weights = routing.combine_weights.masked_fill(dropped_TK, 0.0)
+        return routing._replace(combine_weights=combine_weights, dropped=dropped_TK)
 
 
 def combined_rate(rate: float, other: float) -> float:

@@ -11,7 +11,7 @@ Axes: T items (tokens, or images in MoGE), D features, R projected features, E e
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Optional, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +83,8 @@ class Router(OwnParameters):
 
     expert_rows: ClassVar[tuple[str, ...]] = ()
     expert_state: ClassVar[tuple[str, ...]] = ("expert_bias", "expert_thresholds")  # buffers, None if not used
-    expert_bias: Optional[Tensor]  # noqa: UP045 (TorchScript)
-    expert_thresholds: Optional[Tensor]  # noqa: UP045 (TorchScript)
+    expert_bias: Tensor | None
+    expert_thresholds: Tensor | None
 
     def __init__(
         self,
@@ -196,7 +196,6 @@ class Router(OwnParameters):
             before.copy_(torch.where(sums[-1] > 0, moved, before))  # a step without forwards moves nothing
             self.threshold_sums = torch.zeros_like(self.threshold_sums)
 
-    @torch.jit.unused
     @torch.no_grad()
     def count(self, routing: RouterOutput) -> None:
         """Adds a training forward to `expert_counts`, for routers that have an `after_step`."""
@@ -211,31 +210,28 @@ class Router(OwnParameters):
             asked = F.pad(scores.masked_fill(~taken, 1.0).amin(0), (0, 1), value=1.0)
             self.threshold_sums = self.threshold_sums.to(asked.device) + asked
 
-    def forward(self, x: Tensor, valid: Optional[Tensor] = None) -> RouterOutput:  # noqa: UP045 (TorchScript)
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> RouterOutput:
         """(T, D) features -> the routing of T items, computed in float32 or better.
 
         `valid` (T,) is False for items that are not routed.
         """
         # Without autocast: logits rounded to bfloat16 would route items to other experts
-        if torch.jit.is_scripting():
+        with without_autocast(x.device.type):
             return self._route(self.compute_logits(upcast(x)), valid)
-        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            with without_autocast(x.device.type):
-                return self._route(self.compute_logits(upcast(x)), valid)
 
-    def _route(self, logits: Tensor, valid: Optional[Tensor]) -> RouterOutput:  # noqa: UP045 (TorchScript)
+    def _route(self, logits: Tensor, valid: Tensor | None) -> RouterOutput:
         noise_std = self.noise_std if self.training else 0.0
         noisy_logits = logits + torch.randn_like(logits) * noise_std if noise_std > 0 else logits
         scores = self.score(noisy_logits)
-        dropped: Optional[Tensor] = None  # noqa: UP045 (TorchScript)
+        dropped = None
         if self.choice == "threshold" or (self.choice == "expert" and self.training):
             chosen = self._chosen(scores, valid)
             expert_indices = top_k_indices(scores.masked_fill(~chosen, -1.0), self.num_experts)
             dropped = ~chosen.gather(-1, expert_indices)
             combine_weights = scores.gather(-1, expert_indices).masked_fill(dropped, 0.0)
         else:
-            bias = self.expert_bias
-            expert_indices = top_k_indices(scores if bias is None else scores + bias.to(scores.dtype), self.top_k)
+            biased = scores if self.expert_bias is None else scores + self.expert_bias.to(scores.dtype)
+            expert_indices = top_k_indices(biased, self.top_k)
             combine_weights = scores.gather(-1, expert_indices)
         if self.normalize_weights:
             # The bound is for items without experts, and for sigmoids that underflow
@@ -243,13 +239,12 @@ class Router(OwnParameters):
         mass = self.importance(logits)
         return RouterOutput(logits, noisy_logits, mass, expert_indices, combine_weights, noise_std, dropped, valid)
 
-    def _chosen(self, scores: Tensor, valid: Optional[Tensor]) -> Tensor:  # noqa: UP045 (TorchScript)
+    def _chosen(self, scores: Tensor, valid: Tensor | None) -> Tensor:
         """(T, E) scores -> (T, E) bool, the experts of each item."""
-        thresholds = self.expert_thresholds
-        if thresholds is None:
+        if self.expert_thresholds is None:
             return experts_choice(scores, self.top_k, valid)
         best = torch.zeros_like(scores).scatter(-1, scores.argmax(dim=-1, keepdim=True), 1.0) > 0
-        exceeding = scores > thresholds.to(scores.dtype)
+        exceeding = scores > self.expert_thresholds.to(scores.dtype)
         return exceeding | (best & ~exceeding.any(dim=-1, keepdim=True))
 
 

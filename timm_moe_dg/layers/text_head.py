@@ -33,12 +33,7 @@ class TextHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(B, D) features -> (B, C) logits, in float32 or better."""
         projected = self.projection(features)
-        if torch.jit.is_scripting():
-            return self._logits(projected)
-        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            with without_autocast(features.device.type):  # bfloat16 has steps of 1/8 where CLIP's logits lie
-                return self._logits(upcast(projected))
-
-    def _logits(self, projected: Tensor) -> Tensor:
-        images, texts = F.normalize(projected, dim=-1), F.normalize(self.weight, dim=-1).to(projected.dtype)
-        return self.logit_scale.exp() * images @ texts.t()
+        with without_autocast(features.device.type):  # bfloat16 has steps of 1/8 where CLIP's logits lie
+            images = F.normalize(upcast(projected), dim=-1)
+            texts = F.normalize(self.weight, dim=-1).to(images.dtype)
+            return self.logit_scale.exp() * images @ texts.t()

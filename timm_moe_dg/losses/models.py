@@ -13,11 +13,8 @@ from ..layers.reports.losses import ReportsLosses
 from ..layers.reports.routing import BALANCING_LOSSES, domain_balance_loss
 
 
-def _routed_modules(model: nn.Module) -> Iterator[tuple[str, MoeMlp | GeoMoeMlp]]:
-    # By attribute, since scripted layers have another class
-    for name, module in model.named_modules():
-        if hasattr(module, "record_routing"):
-            yield name, cast(MoeMlp, module)
+def _routed_modules(model: nn.Module) -> list[tuple[str, RoutedMlp]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, RoutedMlp)]
 
 
 def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
@@ -47,7 +44,7 @@ def auxiliary_loss(model: nn.Module, form: str | None = None) -> Tensor:
         >>> logits = model(torch.randn(2, 3, 224, 224))
         >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
     """
-    layers = list(_routed_modules(model))
+    layers = _routed_modules(model)
     outputs = router_outputs(model)
     if layers and not outputs:
         remedy = "its mixture layers have recorded no routing; run a forward in training mode"
@@ -172,8 +169,7 @@ def force_tokens(model: nn.Module, num_tokens: int) -> None:
 
 
 def _moge_layers(model: nn.Module) -> list[GeoMoeMlp]:
-    # By attribute, since scripted layers have another class
-    return [cast(GeoMoeMlp, module) for module in model.modules() if hasattr(module, "forced_tokens")]
+    return [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """Vision transformer with metadata-routed experts in some blocks, the class of MoGE."""
 
-from typing import Any, ClassVar, Final, Optional
+from typing import Any, ClassVar
 
-import torch
 from timm.models import checkpoint
 from timm.models.vision_transformer import Block
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..compat import feature_take_indices, update_model_args
 from ..layers.encoders.coverage import Coverage
@@ -15,13 +14,9 @@ from ..layers.mixture_options import GeoMixtureOptions, take_options
 from ._metadata import MetadataRoutingOptions, bound_coverage, index_coordinates
 from ._moe_vit import MixtureVisionTransformer, MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
 
-# ruff: noqa: UP045 (TorchScript reads Optional[...] here)
-
 
 class GeoBlock(Block):
     """timm's Block, which hands the metadata embedding on if its feed-forward is a `GeoMoeMlp`."""
-
-    routed: Final[bool]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,8 +27,7 @@ class GeoBlock(Block):
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
         if self.routed:
             return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), context, present)))
-        else:  # noqa: RET505 (TorchScript compiles only the branch that `routed` chooses)
-            return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 class GeoMoeVisionTransformer(MixtureVisionTransformer):
@@ -67,10 +61,8 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         # Attached after timm's initialization, which would draw the weights of a given module anew
         self.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
 
-    @torch.jit.ignore
     def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
         """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km."""
-        self.blocks: Any = nn.ModuleList(self.blocks)  # a scripted Sequential takes one input, blocks three
         self.expert_mode: str | int = "routed"
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
         if points:
@@ -78,7 +70,6 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         if radius is not None:
             self.set_coverage_radius(radius)
 
-    @torch.jit.ignore
     def set_expert_mode(self, mode: str | int) -> None:
         """Sets which experts predict: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
         for module in self.modules():
@@ -86,7 +77,6 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
                 module.set_expert_mode(mode)
         self.expert_mode = mode
 
-    @torch.jit.ignore
     def set_coverage(self, lonlat: Tensor) -> Coverage:
         """Makes an index of the training coordinates, (N, 2) longitude and latitude, which is saved with the weights.
 
@@ -96,17 +86,15 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         self._record(coverage_points=len(coverage.points), coverage_radius=None)
         return coverage
 
-    @torch.jit.ignore
     def set_coverage_radius(self, radius: float | None) -> None:
         """Sets how far from the training coordinates the router is trusted in evaluation.
 
         `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
         needs an index, and a shared expert to fall back to.
         """
-        falls_back = not any(block.routed and block.mlp.shared is None for block in self.blocks)
+        falls_back = not any(isinstance(layer, GeoMoeMlp) and layer.shared is None for layer in self.modules())
         self._record(coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
 
-    @torch.jit.ignore
     def _record(self, **options: float | None) -> None:
         """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
         update_model_args(self, **options)
@@ -115,22 +103,18 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
-    def forward_features(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
+    def forward_features(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens."""
         context, present = self.metadata_encoder(x, metadata)
         x = self._embed(x)
         for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, context, present)
-            else:
-                x = block(x, context, present)
+            x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
         return self.norm(x)
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x, metadata))
 
-    @torch.jit.ignore
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
@@ -140,8 +124,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
             self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
         return remaining
 
-    @torch.jit.ignore
-    def forward_intermediates(
+    def forward_intermediates(  # type: ignore[override]
         self,
         x: Tensor,
         indices: int | list[int] | None = None,
@@ -151,7 +134,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
-        metadata: Optional[Tensor] = None,
+        metadata: Tensor | None = None,
     ) -> Any:
         """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument."""
         if output_fmt not in ("NCHW", "NLC"):
@@ -178,15 +161,14 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
         return intermediates if intermediates_only else (self.norm(x), intermediates)
 
-    @torch.jit.ignore
-    def get_intermediate_layers(
+    def get_intermediate_layers(  # type: ignore[override]
         self,
         x: Tensor,
         n: int | list[int] = 1,
         reshape: bool = False,
         return_prefix_tokens: bool = False,
         norm: bool = False,
-        metadata: Optional[Tensor] = None,
+        metadata: Tensor | None = None,
     ) -> Any:
         """Returns `forward_intermediates` in the form of DINO's interface, which timm offers too."""
         return self.forward_intermediates(

@@ -78,11 +78,9 @@ class MixtureVisionTransformer(VisionTransformer):
             if getattr(block.mlp, "shared", None) is not None:
                 block.mlp.shared.fc2.weight.div_(math.sqrt(2.0 * depth))
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Names timm's parameters without weight decay, and biases, codes, scales and gates of the mixtures."""
-        # The class by name: a scripted model has another `super()`
-        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
+        return super().no_weight_decay() | undecayed_parameters(self)
 
 
 class MoeVisionTransformer(MixtureVisionTransformer):

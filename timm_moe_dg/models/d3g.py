@@ -7,7 +7,7 @@ the mean of the other heads has a loss of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,6 @@ from ._load import check_complete, rename_final_norm
 from ._moe_vit import check_vit_options
 
 default_cfgs = generate_default_cfgs({"d3g_tiny_patch16.deit_in1k": deit_cfg("tiny")})
-# ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +69,14 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         self.num_domains, self.consistency_coef = options.num_domains, options.consistency_coef
         self.metadata_encoder = MetadataEncoder(relations)
         self.head: Any  # timm declares a linear layer
-        self.other_logits: Optional[Tensor] = None  # of the last forward in training
+        self.other_logits: Tensor | None = None  # of the last forward in training
         self.reset_classifier(self.num_classes)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Names timm's parameters without weight decay, and the heads' biases."""
-        return VisionTransformer.no_weight_decay(self) | undecayed_parameters(self)
+        return super().no_weight_decay() | undecayed_parameters(self)
 
-    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replaces all heads."""
         super().reset_classifier(num_classes, global_pool)
         if num_classes:
@@ -86,7 +84,6 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             sizes = (self.num_features, self.num_domains, num_classes)
             self.head = DomainHeads(*sizes, device=weight.device, dtype=weight.dtype)
 
-    @torch.jit.ignore
     def set_domains(self, lonlat: Sequence[Tensor]) -> None:
         """Makes the index that finds the domain of a place from the (N, 2) training coordinates of each domain."""
         if len(lonlat) != self.num_domains:
@@ -94,7 +91,7 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             raise ArgumentError.of("num_domains", self.num_domains, remedy)
         update_model_args(self, index_points=self.metadata_encoder.encoder.set_domains(lonlat))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
+    def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Tensor | None = None) -> Tensor:
         """Pools (B, N, D) features and weights the heads by the relations of the metadata, or None.
 
         Metadata are (B, 2) longitude and latitude, and in training (B, 3) with the number of the image's domain.
@@ -115,7 +112,6 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         self.other_logits = self._mean(logits, torch.where(known, relations * (1 - own), 1.0))
         return self._mean(logits, torch.where(known, own, 1.0))
 
-    @torch.jit.ignore
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
         """Returns the cross-entropy of the heads of other domains (D3G, equation 3)."""
         logits, self.other_logits = self.other_logits, None  # the next forward must not find an old graph
@@ -127,7 +123,7 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         """(..., M, C) and (..., M) -> (..., C)."""
         return (logits * weights.unsqueeze(-1)).sum(-2) / weights.sum(-1, keepdim=True)
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x), metadata=metadata)
 

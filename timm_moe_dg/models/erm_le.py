@@ -3,7 +3,7 @@
 MoGE, table 1, after Yao et al., 2024. The comparison shows the gain of routing by location over knowing the location.
 """
 
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 import torch
 from timm.models import generate_default_cfgs, register_model
@@ -18,7 +18,6 @@ from ._metadata import MetadataOptions
 from ._moe_vit import check_vit_options
 
 default_cfgs = generate_default_cfgs({"erm_le_tiny_patch16.deit_in1k": deit_cfg("tiny")})
-# ruff: noqa: UP045 (TorchScript reads Optional[...] here)
 _NEW = ("fuse.", "metadata_encoder.")  # no dense checkpoint holds these
 
 
@@ -46,7 +45,7 @@ class LocationVisionTransformer(VisionTransformer):
         self.fuse_act: nn.Module = nn.GELU()
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Optional[Tensor] = None) -> Tensor:
+    def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Tensor | None = None) -> Tensor:
         """Pools (B, N, D) features, concatenates the location encoding of (B, ...) metadata or None, and classifies.
 
         Returns (B, num_classes) logits, or with `pre_logits` the (B, D) classifier inputs. Without pooling, both keep
@@ -60,11 +59,10 @@ class LocationVisionTransformer(VisionTransformer):
         x = self.fuse_act(self.fuse(torch.cat([self.head_drop(x), context], dim=-1)))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x), metadata=metadata)
 
-    @torch.jit.ignore
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:

@@ -178,8 +178,7 @@ def upcycle_with_metadata(
         block.routed = isinstance(block.mlp, GeoMoeMlp)
     network.__class__ = GeoMoeVisionTransformer
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
-    for part in (network.blocks, encoder):  # new modules, or an encoder would drop metadata in evaluation
-        part.train(network.training)
+    encoder.train(network.training)  # in training it would drop metadata
     recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
     record_change(network, "moge", {"moe_layers": list(layers), **options, **recorded})
     return network
@@ -261,7 +260,6 @@ def record_change(model: Any, name: str | None, options: dict[str, Any]) -> None
     A network that was changed before keeps its backbone and its earlier options, and without a name also its name.
     """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
-    model.__jit_ignored_attributes__ = ["no_weight_decay"]  # TorchScript passes it on to the scripted model
     cfg = getattr(model, "pretrained_cfg", None)
     if not cfg:
         return

@@ -121,12 +121,6 @@ def test_a_column_moves_the_embedding_by_itself_and_only_its_own_part():
     assert not changed[:-COLUMN_FEATURES].any()
 
 
-def test_the_encoder_is_the_same_under_torchscript():
-    module = MetadataEncoder(columns_encoder()).eval()
-    scripted = torch.jit.script(module)
-    torch.testing.assert_close(scripted(torch.zeros(5, 1), METADATA), module(torch.zeros(5, 1), METADATA))
-
-
 @pytest.mark.parametrize("metadata", [torch.zeros(3, 2), torch.zeros(3), torch.zeros(3, 5)])
 def test_another_width_is_refused_with_the_columns(metadata):
     with pytest.raises(MetadataError, match=r"give \(batch, 4\): longitude, latitude, month, elevation"):

@@ -4,7 +4,7 @@ Axes: B places, P points of the index.
 """
 
 import math
-from typing import Final, NamedTuple, Optional, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,13 @@ class Coverage(nn.Module):
     """
 
     points: Tensor
-    units: Final[float] = _UNITS  # TorchScript reads no globals
-    earth_radius: Final[float] = EARTH_RADIUS
 
     def __init__(self, num_points: int, radius: float | None = None, device: torch.device | str | None = None) -> None:
         super().__init__()
         # Millionths of a degree as integers, which module.half() does not round
         self.register_buffer("points", torch.zeros(num_points, 2, dtype=torch.int32, device=device))
-        self.radius: Optional[float] = checked_radius(radius)  # noqa: UP045 (TorchScript)
+        self.radius = checked_radius(radius)
 
-    @torch.jit.unused
     def hold(self, points: Tensor) -> Self:
         """Sets the points to (P, 2) longitude, latitude in degrees."""
         self.points.copy_((points * _UNITS).round())
@@ -44,26 +41,25 @@ class Coverage(nn.Module):
 
     def distance(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN stays."""
-        return self.earth_radius * torch.acos(self._cosine(lonlat))
+        return EARTH_RADIUS * torch.acos(self._cosine(lonlat))
 
     def nearest(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees, without NaN -> (B,) int64 position of the nearest point."""
-        points = _unit_vectors(self.points.double() / self.units)
+        points = _unit_vectors(self.points.double() / _UNITS)
         return (_unit_vectors(lonlat) @ points.mT).argmax(1)
 
     def _cosine(self, lonlat: Tensor) -> Tensor:
         """(B, 2) degrees -> (B,) cosine of the angle to the nearest point."""
-        places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / self.units)
+        places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / _UNITS)
         cosine = (places @ points.mT).amax(1)  # float64 resolves a meter where the cosine is near 1
         return cosine.clamp(-1.0, 1.0)
 
     def forward(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees -> (B,) bool: within the radius of a point."""
-        radius = self.radius
-        if radius is None:
+        if self.radius is None:
             return torch.ones(lonlat.shape[0], dtype=torch.bool, device=lonlat.device)
         # Cosines are compared, since onnxruntime has no arc cosine in float64
-        return self._cosine(lonlat) >= math.cos(min(radius / self.earth_radius, math.pi))
+        return self._cosine(lonlat) >= math.cos(min(self.radius / EARTH_RADIUS, math.pi))
 
 
 def distances(coverage: Coverage, lonlat: Tensor) -> Tensor:

@@ -117,7 +117,6 @@ class DomainRelations(CoordinateEncoder):
         self.owners = owners.to(device)
         return len(owners)
 
-    @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
         """Checks the coordinates, and that no domain is stated which has no head."""
         super().check(metadata[:, :2] if metadata.ndim == 2 and metadata.shape[1] == 3 else metadata)

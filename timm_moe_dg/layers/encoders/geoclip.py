@@ -67,7 +67,6 @@ class GeoClipEncoder(CoordinateEncoder):
     def reset_parameters(self) -> None:
         """Does nothing: the weights are published ones."""
 
-    @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
         """Checks the coordinates as all coordinate encoders do, and that there are weights."""
         super().check(metadata)

@@ -58,7 +58,6 @@ class CoordinateEncoder(OwnParameters):
         """(B, 2) -> (B,) bool, True where both coordinates are known (not NaN)."""
         return ~metadata.isnan().any(dim=-1)
 
-    @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
         """Checks that metadata are longitude and latitude in degrees, and warns if they look like radians.
 
@@ -197,7 +196,6 @@ class LocationIdEmbedding(OwnParameters):
         """(B,) -> (B,) bool, True where the location is known (the id is not negative)."""
         return metadata >= 0
 
-    @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
         """Checks that metadata are integers (B,) below `num_locations`."""
         if metadata.ndim != 1:

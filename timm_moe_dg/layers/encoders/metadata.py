@@ -4,7 +4,7 @@ Axes: B samples, C columns of numbers beside the coordinates, R embedding featur
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,27 +37,22 @@ class MetadataEncoder(nn.Module):
         self.encoder: Any = encoder  # Any: mypy knows no optional methods
         self.out_features = out_features
         self.coverage = coverage
-        self.knows_presence: Final[bool] = hasattr(encoder, "present")
-        self.checks: Final[bool] = hasattr(encoder, "check")
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 (TorchScript)
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encodes metadata (B, ...) of images (B, ...): the embedding (B, R), and (B,) bool, True where it exists.
 
         Metadata are None when no sample has any. The embedding of samples without metadata is arbitrary.
         """
         if metadata is None:
             return self._absent(x)
-        if torch.jit.is_scripting():
+        self._check_type(metadata)
+        if values_readable(metadata):
+            self._check(x, metadata)
+        with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
             return self._encode(metadata)
-        else:  # noqa: RET505 (TorchScript skips only the other branch of its own test)
-            self._check_type(metadata)
-            if values_readable(metadata):
-                self._check(x, metadata)
-            with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
-                return self._encode(metadata)
 
     def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
-        present = self.encoder.present(metadata) if self.knows_presence else _without_nan(metadata)
+        present = self.encoder.present(metadata) if hasattr(self.encoder, "present") else _without_nan(metadata)
         absent = ~present.view([-1] + [1] * (metadata.dim() - 1))
         filled = metadata.masked_fill(absent, 0)
         embedding = self.encoder(filled)
@@ -67,12 +62,11 @@ class MetadataEncoder(nn.Module):
 
     def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         embedding, present = _all_absent(x, self.out_features)
-        if not torch.jit.is_scripting() and self.training:
+        if self.training:
             # Distributed training requires a gradient, even if zero, for every parameter
             embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
         return embedding, present
 
-    @torch.jit.unused
     def _check_type(self, metadata: Tensor) -> None:
         if not isinstance(metadata, Tensor):
             raise MetadataError.of("metadata", type(metadata).__name__, "give a tensor with one row per image")
@@ -84,11 +78,10 @@ class MetadataEncoder(nn.Module):
             )
             raise MetadataError.of("metadata dtype", metadata.dtype, remedy)
 
-    @torch.jit.unused
     def _check(self, x: Tensor, metadata: Tensor) -> None:
         if metadata.ndim == 0 or metadata.shape[0] != x.shape[0]:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), f"give one row per image, {x.shape[0]}")
-        if self.checks:
+        if hasattr(self.encoder, "check"):
             self.encoder.check(metadata)
 
 
@@ -99,7 +92,7 @@ class NoMetadata(nn.Module):
         super().__init__()
         self.out_features = out_features
 
-    def forward(self, x: Tensor, metadata: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, ...) images -> zeros (B, R), and (B,) bool, all False."""
         return _all_absent(x, self.out_features)
 
@@ -184,7 +177,6 @@ class ColumnsEncoder(nn.Module):
         """(B, 2 + C) -> (B,) bool, True where the coordinates or any number are known (not NaN)."""
         return self.location.present(metadata[:, :2]) | ~metadata[:, 2:].isnan().all(dim=1)
 
-    @torch.jit.unused
     def check(self, metadata: Tensor) -> None:
         """Checks the number of columns, and the coordinates by their encoder."""
         if metadata.ndim != 2 or metadata.shape[1] != 2 + len(self.columns):

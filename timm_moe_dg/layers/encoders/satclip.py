@@ -44,7 +44,6 @@ class SatClipEncoder(LocationEncoder):
     def reset_parameters(self) -> None:
         """Does nothing: the weights come from a checkpoint."""
 
-    @torch.jit.ignore
     def train(self, mode: bool = True) -> Self:
         """Stays in evaluation mode."""
         return super().train(False)

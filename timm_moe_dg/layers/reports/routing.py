@@ -6,7 +6,7 @@ Axes: T items (tokens, or images in MoGE), E experts, K experts per item.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class RouterOutput(NamedTuple):
     expert_indices: Tensor
     combine_weights: Tensor
     noise_std: float
-    dropped: Optional[Tensor] = None  # noqa: UP045 (TorchScript reads this annotation)
-    routed: Optional[Tensor] = None  # noqa: UP045
+    dropped: Tensor | None = None
+    routed: Tensor | None = None
 
 
 def _taken(routing: RouterOutput) -> Tensor:

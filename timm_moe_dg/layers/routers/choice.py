@@ -3,8 +3,6 @@
 Axes: T items, E experts, K experts per item (top_k).
 """
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ def top_k_indices(scores: Tensor, top_k: int) -> Tensor:
     return torch.cat(picked, dim=-1)
 
 
-def experts_choice(scores: Tensor, top_k: int, valid: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
+def experts_choice(scores: Tensor, top_k: int, valid: Tensor | None = None) -> Tensor:
     """(T, E) scores -> (T, E) bool: each expert takes the max(1, floor(K T / E)) items with its largest scores.
 
     The lowest index wins a tie. `valid` (T,) is False for items that are left out.
