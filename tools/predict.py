@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool
-from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts, sky_job
+from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts
 from timm_moe_dg.inference.scenes import WindowOptions, predict_scene, scene_options
 
 
@@ -46,9 +46,6 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
-    if args.sky:
-        print(sky_job([word for word in argv if word != "--sky"]), end="")
-        return
     if (scene := scene_options(args)) is not None:
         print("\n".join(f"written: {name}" for name in predict_scene(scene)))
         return

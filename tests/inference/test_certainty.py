@@ -1,6 +1,5 @@
-"""Prediction sets, abstention and class trees: ranks by hand, crepes, coverage as a property, and bad input."""
+"""Prediction sets and abstention: ranks by hand, crepes, coverage as a property, and bad input."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +7,9 @@ import pytest
 import torch
 from crepes.base import ConformalClassifier
 
-from timm_moe_dg.errors import ArgumentError, DataError
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.calibration import save_calibration
-from timm_moe_dg.inference.certainty import (
-    Certainty,
-    ClassTree,
-    abstention_threshold,
-    held_out_scores,
-    set_threshold,
-)
+from timm_moe_dg.inference.certainty import Certainty, abstention_threshold, held_out_scores, set_threshold
 from timm_moe_dg.networks.calibration import Calibration, Scores
 
 CLASSES = ["beagle", "poodle", "tabby"]
@@ -32,7 +25,7 @@ def scores(*values):
 
 
 def options(**given):
-    names = ("coverage", "abstain", "calibration", "class_tree")
+    names = ("coverage", "abstain", "calibration")
     return SimpleNamespace(**{**dict.fromkeys(names), "model": "local-dir:RUN/best", **given})
 
 
@@ -89,37 +82,6 @@ def test_columns_do_not_depend_on_the_batch():
     assert judged.rows(probabilities)["abstain"] == [False, True, True]
 
 
-TREE = {"beagle": "dog", "poodle": "dog", "dog": "animal", "tabby": "cat", "cat": "animal"}
-
-
-def test_an_uncertain_answer_goes_up_to_the_level_that_is_certain(tmp_path):
-    (tmp_path / "tree.json").write_text(json.dumps(TREE))
-    rows = "".join(f"{name},{parent}\n" for name, parent in TREE.items())
-    (tmp_path / "tree.csv").write_text(f"class,parent\n{rows}animal,\n")
-    probabilities = torch.tensor([[0.95, 0.03, 0.02], [0.5, 0.45, 0.05], [0.4, 0.2, 0.4], [0.0, 0.1, 0.9]])
-    for file in ("tree.json", "tree.csv"):
-        nodes, sums = ClassTree(str(tmp_path / file), CLASSES).lowest(probabilities, 0.9)
-        assert nodes == ["beagle", "dog", "animal", "tabby"]
-        np.testing.assert_allclose(sums, [0.95, 0.95, 1, 0.9], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({name: parent for name, parent in TREE.items() if name != "tabby"}, r"misses the class 'tabby'; add its"),
-        ({**TREE, "animal": "dog"}, r"'dog' is above itself; remove the cycle"),
-        ({**TREE, "cat": "pet"}, r"has the roots 'animal' and 'pet'; give them a common parent"),
-        ('{"cat": "a", "cat": "b"}', r"'cat' has two parents, 'a' and 'b'"),
-        ("{", r"cannot be read"),
-        ({"cat": 3}, r"cannot be read \(.*a name without a parent"),
-    ],
-)
-def test_a_wrong_tree_is_one_line(tmp_path, tree, message):
-    (tmp_path / "tree.json").write_text(tree if isinstance(tree, str) else json.dumps(tree))
-    with pytest.raises((ArgumentError, DataError), match=f"class_tree='.*tree.json': {message}"):
-        ClassTree(str(tmp_path / "tree.json"), CLASSES)
-
-
 def test_options_without_a_calibration_name_the_command():
     for given in ({"coverage": 0.9}, {"abstain": 0.2}):
         with pytest.raises(ArgumentError, match=r"RUN/best is not calibrated: .*evaluate.* --model RUN --calibrate"):
@@ -127,8 +89,6 @@ def test_options_without_a_calibration_name_the_command():
     assert Certainty(options(), None, CLASSES).rows(torch.ones(1, 3)) == {}
     with pytest.raises(ArgumentError, match="calibration='x': has no effect alone"):
         Certainty(options(calibration="x"), calibration(scores(0.5)), CLASSES)
-    with pytest.raises(ArgumentError, match="class_tree='x': add --coverage"):
-        Certainty(options(class_tree="x"), calibration(scores(0.5)), CLASSES)
 
 
 def test_a_sweep_contributes_the_held_out_domains_of_its_method(tmp_path):

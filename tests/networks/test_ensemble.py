@@ -10,7 +10,7 @@ from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.networks.averages import Ensemble, evaluation_view, load_predictor
 from timm_moe_dg.networks.build import build_network, data_config, save_network
-from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.networks.trained import WithFeatures, load_trained
 
 CLASSES = ("cat", "dog", "owl")
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8))
@@ -63,7 +63,7 @@ def test_each_member_has_its_own_preprocessing_and_classes_in_any_order_of_membe
 def test_features_lie_side_by_side():
     networks = [member()[0], member(seed=1)[0]]
     images = torch.randn(2, 3, 160, 160)
-    logits, features = Ensemble(networks).with_features()(images)
+    logits, features = WithFeatures(Ensemble(networks))(images)
     assert features.shape == (2, 2 * networks[0].num_features)
     torch.testing.assert_close(logits, Ensemble(networks)(images))
 

@@ -232,7 +232,6 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
         "push_to_hub": [str(ensemble), "--repo-id", "me/ensemble", "--dry-run", "--output", str(tmp_path / "hub")],
         "visualize": ["experts", str(ensemble)],
         "finetune": [*RUN, "--model", f"local-dir:{ensemble / 'best'}", "--pretrained", "--output", str(tmp_path)],
-        "predict": [str(tmp_path / "a.png"), "--model", str(ensemble), "--engine", str(tmp_path / "model.onnx")],
     }.items():
         with pytest.raises(SystemExit, match=r"is an ensemble( of 2 networks, .* give one: .*best.0)?"):
             load_tool(tool).main(words)

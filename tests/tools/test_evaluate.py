@@ -415,28 +415,3 @@ def test_a_label_that_a_spreadsheet_would_compute_stays_a_text(run, tmp_path):
     assert {row["target"] for row in rows} <= set(header[1:])
     assert all(row["file"].endswith(".png") for row in rows)
     assert set(FILES) == {path.name for path in (tmp_path / "scores").iterdir()}
-
-
-def numbers_of(scores):
-    """Scores without those of two classes, which other data do not have."""
-    return {name: score for name, score in scores.items() if score is not None}
-
-
-@pytest.mark.slow
-def test_with_an_exported_program_every_file_has_what_it_has_with_pytorch(run, tmp_path, capsys):
-    words = ["--model", best(run), "--formats", "onnx", "--rounds", "1", "--features", "--output", str(tmp_path)]
-    load_tool("export").main(words)
-    evaluate("--model", best(run), "--domains", "all", "--engine", tmp_path / "model.onnx",
-             "--output", tmp_path / "scores", "--save-features", tmp_path / "seen.npz")  # fmt: skip
-    assert "images of each domain, by onnxruntime" in capsys.readouterr().out
-    assert (tmp_path / "scores" / "confusion.csv").read_text() == (run[0] / "scores" / "confusion.csv").read_text()
-    metrics, expected = (json.loads((folder / "scores" / "metrics.json").read_text()) for folder in (tmp_path, run[0]))
-    assert (metrics.pop("engine"), expected.pop("engine")) == ("onnxruntime", "torch")
-    assert metrics.keys() == expected.keys()
-    for name, scores in expected["domains"].items():
-        assert metrics["domains"][name].pop("role") == scores.pop("role")
-        assert numbers_of(metrics["domains"][name]) == pytest.approx(numbers_of(scores), rel=1e-4), name
-    assert numbers_of(metrics["overall"]) == pytest.approx(numbers_of(expected["overall"]), rel=1e-4)
-    features = torch.from_numpy(np.load(tmp_path / "seen.npz")["features"])
-    logits = load_trained(best(run), img_size=32).head(features).double()
-    assert torch.allclose(logits, torch.cat(run[1]), atol=1e-4)

@@ -155,25 +155,3 @@ def test_metadata_for_a_model_that_reads_none_is_refused(images, tmp_path):
     saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
     with pytest.raises(SystemExit, match=r"metadata='x\.csv': .*does not read any"):
         predict("--model", f"local-dir:{tmp_path / 'best'}", images, "--metadata", "x.csv")
-
-
-@pytest.mark.slow
-def test_with_an_exported_program_the_rows_are_those_of_pytorch(moge, images, tmp_path):
-    names = ["a.png", "below/alpha.png", "gray.jpeg"]  # a last batch of one, without metadata
-    table = images / "own_places.csv"
-    table.write_text("path,lon,lat\nbelow/alpha.png,-58.4,-34.6\na.png,139.7,35.7\n")
-    export = load_tool("export")
-    export.main(["--model", moge, "--formats", "onnx", "--rounds", "1", "--output", str(tmp_path)])
-    predict("--model", moge, *(images / name for name in names), "--metadata", table, "--top-k", 3,
-            "--engine", tmp_path / "model.onnx", "--output", tmp_path / "out.csv")  # fmt: skip
-    unknown = float("nan")
-    places = torch.tensor([[139.7, 35.7], [-58.4, -34.6], [unknown, unknown]])
-    paths = [images / name for name in names]
-    assert_rows(read(tmp_path / "out.csv"), paths, probabilities(moge, paths, places))
-
-
-def test_a_program_that_is_not_there_leaves_no_table(moge, images, tmp_path):
-    words = ["--engine", tmp_path / "model.onnx", "--output", tmp_path / "out.csv"]
-    with pytest.raises(SystemExit, match=r"predict.py: ArgumentError: engine='.*model.onnx': no such file"):
-        predict("--model", moge, images / "a.png", *words)
-    assert not (tmp_path / "out.csv").exists()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
 import timm_moe_dg
@@ -255,9 +257,8 @@ def test_shards_of_other_images_are_refused(images, moge, tmp_path):
         predict(*words, "1/2")
 
 
-def test_the_job_of_skypilot_runs_the_command(capsys):
-    yaml = pytest.importorskip("yaml")
-    load_tool("predict").main(["--model", "output/RUN", "a b.tar", "--output", "/data/parts", "--sky"])
-    job = yaml.safe_load(capsys.readouterr().out)
-    assert job["run"] == "timm-moe-dg predict --model output/RUN 'a b.tar' --output /data/parts --shard $SHARD"
-    assert job["envs"] == {"SHARD": "0/1"}
+def test_the_job_of_the_page_has_a_command_of_predict():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "predict_at_scale.md").read_text()
+    job = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    words = job["run"].replace("$SHARD", job["envs"]["SHARD"]).split()
+    assert load_tool("predict").build_parser().parse_args(words[2:]).shard == "0/1"

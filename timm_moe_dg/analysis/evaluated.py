@@ -31,7 +31,6 @@ class Evaluated:
     outputs: Outputs  # predictions, in the order of the images
     test_domains: Sequence[int]  # positions of the domains that the network was not trained on; empty if unknown
     counted: Sequence[int]  # positions of the domains that overall scores and the confusion matrix cover
-    engine: str = "torch"  # what computed the predictions, see `export.engines`
     known_roles: Sequence[str] = ()  # each domain's part in training, where a run recorded it
 
     @property

@@ -42,7 +42,6 @@ def metrics(evaluated: Evaluated, settings: Mapping[str, object]) -> dict[str, o
     (_, _, *columns), *rows = domain_rows(evaluated)
     return {
         **settings,
-        "engine": evaluated.engine,
         "domains": {name: dict(zip(columns, values, strict=True)) for name, _, *values in rows},
         "counted_domains": [evaluated.domains[index].name for index in evaluated.counted],
         "overall": assessment.overall._asdict(),

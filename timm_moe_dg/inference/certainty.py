@@ -1,14 +1,12 @@
-"""Columns that say how certain an answer is: prediction sets, abstention, and nodes of a class tree.
+"""Columns that say how certain an answer is: prediction sets and abstention.
 
 Prediction sets are those of split conformal prediction with the score 1 - p(class), which gives the smallest sets on
 average (Sadinle, Lei and Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error Levels", JASA 2019).
 """
 
-import csv
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,10 @@ from torch import Tensor
 
 from ..cli.arguments import option
 from ..cli.values import between, share
-from ..errors import ArgumentError, DataError, check_regular_file
+from ..errors import ArgumentError
 from ..networks.calibration import CALIBRATION, Calibration, Scores, calibration_command, read_calibration
 
-SET, ABSTAIN, NODE, NODE_PROBABILITY = "set", "abstain", "node", "node_probability"
+SET, ABSTAIN = "set", "abstain"
 _logger = logging.getLogger(__name__)
 
 
@@ -36,38 +34,7 @@ class CertaintyOptions:
         help="column abstain: this share of answers goes to a person")
     calibration: str | None = option(None, metavar="SWEEP",
         help="calibrate on the held-out domains of the runs in this folder (default: on the model's validation images)")
-    class_tree: str | None = option(None, metavar="FILE",
-        help="column node: the lowest class or group in this tree (.csv, .json) with the probability of --coverage")
 # fmt: on
-
-
-class ClassTree:
-    """A tree whose leaves are the classes.
-
-    A file holds a JSON object from each name to its parent, or CSV with the columns class and parent. A class that is
-    missing, and names that do not form one tree, are an `ArgumentError`.
-    """
-
-    def __init__(self, path: str, classes: Sequence[str]) -> None:
-        parents = _read_parents(path)
-        if missing := [name for name in classes if name not in parents]:
-            raise ArgumentError.of("class_tree", path, f"misses the class {missing[0]!r}; add its parent")
-        paths = [_to_root(path, parents, name) for name in classes]
-        if others := {line[-1] for line in paths} - {paths[0][-1]}:
-            remedy = f"has the roots {paths[0][-1]!r} and {min(others)!r}; give them a common parent"
-            raise ArgumentError.of("class_tree", path, remedy)
-        depths = {name: len(line) - number for line in paths for number, name in enumerate(line)}
-        self.names = sorted(depths, key=lambda name: -depths[name])
-        self._depths = torch.tensor([depths[name] for name in self.names])
-        self.holds = torch.tensor([[float(name in line) for line in paths] for name in self.names])
-
-    def lowest(self, probabilities: Tensor, level: float) -> tuple[list[str], list[float]]:
-        """(B, C) probabilities -> the lowest node of at least this probability, and the sum over its leaves."""
-        sums = probabilities @ self.holds.T
-        # The root has 1, which rounding may miss. Of equally low nodes, the more probable one
-        rank = torch.where(sums >= min(level, 1 - 1e-6), self._depths + sums / 2, 0.0)
-        best = rank.argmax(1)
-        return [self.names[index] for index in best], sums[torch.arange(len(best)), best].tolist()
 
 
 class Certainty:
@@ -79,8 +46,8 @@ class Certainty:
 
     def __init__(self, options: Any, calibration: Calibration | None, classes: Sequence[str]) -> None:
         self.classes, self.columns = classes, certainty_columns(options)
-        self.level, self.least, self.confident, self.tree = options.coverage, 0.0, 0.0, None
-        names = ("coverage", "abstain", "class_tree")
+        self.level, self.least, self.confident = options.coverage, 0.0, 0.0
+        names = ("coverage", "abstain")
         given = {name: value for name in names if (value := getattr(options, name)) is not None}
         if not given and options.calibration is None:
             return
@@ -89,18 +56,15 @@ class Certainty:
         if calibration is None:
             remedy = f"{options.model} is not calibrated: {calibration_command(options.model)}"
             raise ArgumentError.of(*next(iter(given.items())), remedy)
-        if "class_tree" in given and "coverage" not in given:
-            raise ArgumentError.of("class_tree", options.class_tree, "add --coverage, the probability of a node")
         held_out = options.calibration and held_out_scores(Path(options.calibration), calibration)
         scores = held_out or calibration.validation
         self.least = set_threshold(scores.of_target, options.coverage) if options.coverage else 0.0
         self.confident = 0.0 if options.abstain is None else abstention_threshold(scores.confidence, options.abstain)
-        self.tree = ClassTree(options.class_tree, classes) if options.class_tree else None
 
     @property
     def settings(self) -> list[Any]:
         """Everything that the columns depend on, ready for JSON."""
-        return [self.level, self.least, self.confident, self.tree and [self.tree.names, self.tree.holds.tolist()]]
+        return [self.level, self.least, self.confident, None]  # None as in folders that earlier versions began
 
     def rows(self, probabilities: Tensor) -> dict[str, list[Any]]:
         """(B, C) calibrated probabilities, on CPU -> the columns."""
@@ -110,16 +74,12 @@ class Certainty:
             table[SET] = [[self.classes[c] for p, c in zip(*row, strict=True) if p >= self.least] for row in ranked]
         if ABSTAIN in self.columns:
             table[ABSTAIN] = (probabilities.amax(1) < self.confident).tolist()
-        if self.tree:
-            table[NODE], sums = self.tree.lowest(probabilities, self.level)
-            table[NODE_PROBABILITY] = [round(value, 6) for value in sums]
         return table
 
 
 def certainty_columns(options: Any) -> list[str]:
     """Returns the names of the columns that options ask for."""
-    asked = {SET: options.coverage, ABSTAIN: options.abstain, NODE: options.class_tree}
-    return [name for name, value in {**asked, NODE_PROBABILITY: options.class_tree}.items() if value is not None]
+    return [name for name, value in {SET: options.coverage, ABSTAIN: options.abstain}.items() if value is not None]
 
 
 def set_threshold(of_target: Tensor, coverage: float) -> float:
@@ -172,32 +132,3 @@ def held_out_scores(folder: Path, own: Calibration) -> Scores:
         _logger.warning(f"{folder}: {len(places) - len(calibrations)} of {len(places)} runs are not calibrated")
     parts = [vars(item.held_out) for item in fitting]
     return Scores(*(torch.cat([part[name] for part in parts]).sort().values for name in parts[0]))
-
-
-def _read_parents(path: str) -> Mapping[str, str]:
-    try:
-        check_regular_file(path)
-        text = Path(path).read_text(encoding="utf-8-sig")
-        if Path(path).suffix.lower() == ".json":
-            pairs = json.loads(text, object_pairs_hook=list)
-        else:
-            pairs = [(row["class"], row["parent"]) for row in csv.DictReader(text.splitlines())]
-        if not pairs or not all(isinstance(name, str) and isinstance(parent, str) for name, parent in pairs):
-            raise ValueError("a name without a parent")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        remedy = "give a JSON object from names to parents, or a CSV file with the columns class and parent"
-        raise DataError(f"class_tree={path!r}: cannot be read ({error!r}); {remedy}") from error
-    parents: dict[str, str] = {}
-    for name, parent in pairs:
-        if parents.setdefault(name, parent) != parent:
-            raise ArgumentError.of("class_tree", path, f"{name!r} has two parents, {parents[name]!r} and {parent!r}")
-    return parents
-
-
-def _to_root(path: str, parents: Mapping[str, str], name: str) -> list[str]:
-    line = [name]
-    while (parent := parents.get(line[-1], "")) != "":
-        if parent in line:
-            raise ArgumentError.of("class_tree", path, f"{parent!r} is above itself; remove the cycle")
-        line.append(parent)
-    return line

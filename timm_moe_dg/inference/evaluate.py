@@ -34,7 +34,6 @@ from ..data.bands import Bands, band_settings
 from ..data.inspection import fingerprint, with_readable
 from ..data.splits import domain_positions, hold_out, image_groups
 from ..errors import ArgumentError, ProtocolError
-from ..export.engine import EngineOptions, make_engine
 from ..finetuning.calibration import save_calibration
 from ..finetuning.launch import check_world_size, leave_processes
 from ..finetuning.plan import make_splits
@@ -42,9 +41,9 @@ from ..finetuning.process_state import process_state_kept
 from ..finetuning.progress import role_line
 from ..networks.averages import evaluation_view, load_predictor
 from ..networks.bands import check_bands
-from ..networks.build import Network, check_name, data_config, warn_of_other_values
+from ..networks.build import Network, check_name, warn_of_other_values
 from ..networks.calibration import calibrate, find_calibration
-from ..networks.trained import match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
+from ..networks.trained import WithFeatures, match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
 from ..protocols.evaluation import SPLITS, Recognized, collect_outputs, recognize, restrict, unseen_domains
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..protocols.run_identity import method_of
@@ -105,9 +104,7 @@ class EvaluationOutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(
-    TrainedModelOptions, EvaluationDataOptions, LoaderOptions, EngineOptions, EvaluationOutputOptions
-):
+class EvaluateOptions(TrainedModelOptions, EvaluationDataOptions, LoaderOptions, EvaluationOutputOptions):
     """All options of an evaluation."""
 
     network: nn.Module | None = None  # in place of that of `model`, whose name is then for messages alone
@@ -141,7 +138,7 @@ class Evaluation(NamedTuple):
     def text(self) -> str:
         """Returns the printed table."""
         options, scores = self.options, self.scores
-        heading = f"{options.model} on {options.dataset}, {options.split} images of each domain, by {scores.engine}"
+        heading = f"{options.model} on {options.dataset}, {options.split} images of each domain"
         lines = [one_line(heading), score_table(scores)]
         if options.split != "out":
             lines += [role_line(role, numbers).strip() for role, numbers in scores.roles.items()]
@@ -168,7 +165,6 @@ def evaluate_parser(description: str | None = None) -> ToolParser:
     add_options(parser, "model", TrainedModelOptions)
     place = "data (default for the model of a run: as in that run)"
     add_options(parser, place, EvaluationDataOptions, LoaderOptions)
-    add_options(parser, "computation", EngineOptions)
     add_options(parser, "output", EvaluationOutputOptions)
     return parser
 
@@ -329,15 +325,12 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     images = EvaluationImages(domains, restrict(splits, options.split), view, with_metadata=with_metadata)
     on_cpu = accelerator.device.type == "cpu"
     loader = evaluation_loader(images, batch_size=options.batch_size, workers=options.workers, pin_memory=not on_cpu)
-    features = bool(options.output or options.save_features)
-    input_size = data_config(network, size)["input_size"]
-    engine = make_engine(options, network, input_size, features)
+    described = WithFeatures(network) if options.output or options.save_features else network
     temperature = calibration.temperature if calibration else 1.0
     batches = accelerator.prepare(loader)
-    answers = collect_outputs(engine, batches, positions, accelerator.gather_for_metrics, temperature)
+    answers = collect_outputs(described, batches, positions, accelerator.gather_for_metrics, temperature)
     name = run_arguments(options.model).get("model", options.model)
-    engine_name = "onnxruntime" if options.engine else "torch"
-    return Evaluated(name, images, answers, data.test_domains, data.counted, engine_name, data.roles)
+    return Evaluated(name, images, answers, data.test_domains, data.counted, data.roles)
 
 
 def _calibrate(

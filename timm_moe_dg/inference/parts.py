@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ArgumentError, DataError, StorageError, needs
 from ..storage.atomic import json_text, synchronize
-from .certainty import ABSTAIN, NODE, SET
+from .certainty import ABSTAIN, SET
 from .image_rows import ImageRow
 from .predictor import STATUS, Column, Part
 
@@ -170,7 +170,7 @@ def _arrow_table(table: Mapping[str, Column], notes: Mapping[bytes, str]) -> Any
         if isinstance(column, np.ndarray):
             ends = np.arange(len(column) + 1, dtype=np.int32) * column.shape[1]
             return pa.ListArray.from_arrays(ends, column.ravel())
-        texts = name in ("path", STATUS, NODE) or name.startswith("class")
+        texts = name in ("path", STATUS) or name.startswith("class")
         return pa.array(map(_utf8, column) if texts else column, pa.string() if texts else _type(name))
 
     return pa.table({name: array(name, column) for name, column in table.items()}).replace_schema_metadata(notes)

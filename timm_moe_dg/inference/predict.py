@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.csv_tables import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError
-from ..export.engine import EngineOptions
 from ..networks.trained import network_digest
 from ..storage.atomic import all_or_nothing, write_rows
 from .certainty import CertaintyOptions, certainty_columns
@@ -76,9 +74,8 @@ def predict_parser(description: str | None = None) -> ToolParser:
     parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
     add_options(parser, "model", TrainedModelOptions)
     add_options(parser, "images", ImageOptions, LoaderOptions)
-    add_options(parser, "computation", DeviceOptions, EngineOptions)
+    add_options(parser, "computation", DeviceOptions)
     add_options(parser, "output", ColumnOptions, CertaintyOptions, TableOptions)
-    parser.add_argument("--sky", action="store_true", help="print this job as YAML of SkyPilot, and end")
     return parser
 
 
@@ -142,23 +139,6 @@ def column_names(options: PartOptions) -> list[str]:
     """Returns the names of the columns of `predict`."""
     answer = [*class_columns(options.top_k), STATUS, *certainty_columns(options)]
     return ["path", *answer, *dict.fromkeys(options.columns)]
-
-
-def sky_job(words: Sequence[str]) -> str:
-    """Returns the YAML of a managed job of SkyPilot that runs one share of a command line of predict."""
-    return f"""\
-# sky jobs launch --env SHARD=0/100 FILE    and so on to 99/100, or fewer shares
-name: predict
-resources:
-  accelerators: L4:1  # per machine
-  use_spot: true
-envs:
-  SHARD: 0/1
-# file_mounts:        images and output have to be the same for all machines
-#   /data: {{source: 's3://BUCKET', mode: MOUNT}}
-setup: pip install 'timm_moe_dg[train,parquet]'
-run: {json.dumps(f"timm-moe-dg predict {shlex.join(words)} --shard $SHARD")}
-"""
 
 
 def _opened(options: PredictOptions) -> tuple[Predictor, Iterator[list[ImageRow]]]:

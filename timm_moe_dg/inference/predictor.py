@@ -19,16 +19,15 @@ from ..cli.values import positive_int, usable_device
 from ..data import file_names
 from ..data.domains import FileDomain
 from ..errors import ArgumentError, CheckpointError
-from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
 from ..layers.encoders.coverage import distances
 from ..layers.reports.routing import RouterOutput, count_first_choices
 from ..losses import record_routing, router_outputs
 from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
-from ..networks.build import Network, data_config, warn_of_other_values
+from ..networks.build import Network, warn_of_other_values
 from ..networks.calibration import Calibration, find_calibration
-from ..networks.trained import label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+from ..networks.trained import WithFeatures, label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
 from ..storage.run_folder import warn_of_unfinished
 from .certainty import Certainty, CertaintyOptions
 from .image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
@@ -67,7 +66,7 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartOptions(TrainedModelOptions, ColumnOptions, CertaintyOptions, LoaderOptions, DeviceOptions, EngineOptions):
+class PartOptions(TrainedModelOptions, ColumnOptions, CertaintyOptions, LoaderOptions, DeviceOptions):
     """All options of the prediction of a part."""
 
 
@@ -118,14 +117,12 @@ class Predictor:
         encoder = getattr(getattr(self.network, "metadata_encoder", None), "encoder", None)
         self.names = MetadataNames(isinstance(encoder, LocationIdEmbedding), metadata_columns(self.network))
         self.classes = label_names(self.network) or tuple(map(str, range(self.network.num_classes)))
-        size = data_config(self.network, options.img_size)["input_size"]
         self.calibration = find_calibration(options.model, self.network) if network is None else calibration
         self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.certainty = Certainty(options, self.calibration, self.classes)
-        # A program may lack the features, so that the pixels alone tell other images
-        self._judges_features = "features" in getattr(self.calibration, "distributions", ()) and not options.engine
-        features = FEATURES in options.columns or self._judges_features
-        self._engine = make_engine(options, self.network, size, features=features)
+        self._judges_features = FEATURES in getattr(self.calibration, "distributions", ())
+        has_features = FEATURES in options.columns or self._judges_features
+        self._forward = WithFeatures(self.network) if has_features else self.network
         view = evaluation_view(self.network, options.img_size)
         self._images = RowImages(view, self.names, bands_of(self.network))
 
@@ -169,8 +166,8 @@ class Predictor:
 
     def _check_columns(self) -> None:
         wanted = self.options.columns
-        if EXPERTS in wanted and (self.options.engine or isinstance(self.network, Ensemble)):
-            raise ArgumentError.of("columns", EXPERTS, "are those of one network in PyTorch; leave them out")
+        if EXPERTS in wanted and isinstance(self.network, Ensemble):
+            raise ArgumentError.of("columns", EXPERTS, "are those of one network, not of an ensemble; leave them out")
         if EXPERTS in wanted and not any(hasattr(module, "record_routing") for module in self.network.modules()):
             raise ArgumentError.of("columns", EXPERTS, f"{self.options.model} has no mixture layers; leave them out")
         if DISTANCE in wanted and self._coverage is None:
@@ -214,7 +211,8 @@ class Predictor:
         is_known = (metadata >= 0).any() if self.names.ids else not metadata.isnan().all()
         metadata = metadata.to(self.device)
         given = [metadata[:, 0] if self.names.ids else metadata] if self.reads_metadata and is_known else []
-        logits, *features = self._engine(decoded.images, *given)
+        output = self._forward(decoded.images, *given)
+        logits, *features = output if isinstance(output, tuple) else (output,)
         probabilities = (logits.float() / self.temperature).softmax(dim=1)
         if not (finite := probabilities.isfinite().all(dim=1)).all():
             bad = paths[int((~finite).nonzero()[0])]

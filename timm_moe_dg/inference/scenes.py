@@ -34,11 +34,10 @@ from ..data.bands import RGB, Bands, pick
 from ..data.rasters import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
 from ..data.readers.images import MOST_MISSING, missing_values, rgb_pixels, scaled, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
-from ..export.engine import EngineOptions, make_engine
 from ..layers import LocationIdEmbedding
 from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
-from ..networks.build import Network, data_config
+from ..networks.build import Network
 from ..networks.calibration import find_calibration
 from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
 from ..storage.atomic import all_or_nothing
@@ -65,7 +64,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneOptions(TrainedModelOptions, LoaderOptions, EngineOptions, WindowOptions):
+class SceneOptions(TrainedModelOptions, LoaderOptions, WindowOptions):
     """All options of a map."""
 
     scene: str
@@ -87,7 +86,7 @@ def scene_options(parsed: Any) -> SceneOptions | None:
         return None
     if len(parsed.images) != 1:
         raise ArgumentError.of("images", parsed.images, "give one scene with --window")
-    of_images = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None, "sky": False}
+    of_images = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None}
     of_images |= dict.fromkeys(declared(CertaintyOptions))
     for name, default in of_images.items():
         if (value := getattr(parsed, name)) != default:
@@ -193,7 +192,6 @@ class _Scene:
         positions = [0] if is_rgb and count == 1 else pick(options.scene, raster.descriptions, count, self.bands)
         self.indexes = [position + 1 for position in positions]
         self.view = evaluation_view(network, options.img_size)
-        self.engine = make_engine(options, network, data_config(network, options.img_size)["input_size"])
         self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
         self.codes = EIGHT_BIT if len(self.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
         self.columns = self._metadata_columns()
@@ -266,7 +264,7 @@ class _Scene:
                 continue
             images = torch.stack([view for view in views if view is not None]).to(self.device)
             more = (metadata[present].to(self.device),) if self.columns else ()
-            logits = self.engine(images, *more)[0].float()
+            logits = self.network(images, *more).float()
             predicted = (logits / self.temperature).softmax(dim=1).cpu().numpy()
             if not np.isfinite(predicted).all():
                 raise CheckpointError(f"model={self.options.model!r}: its logits are NaN; give another checkpoint")

@@ -27,7 +27,7 @@ from ..layers.experts import StackedLinear
 from ..layers.router import Router
 from ..losses import record_routing, router_outputs
 from .build import DataConfig, Network, data_config, ensemble_members, without_origin
-from .trained import WithFeatures, label_names, load_trained
+from .trained import label_names, load_trained
 
 Weights = Mapping[str, Tensor]  # a network's state_dict
 Layers: TypeAlias = dict[str, Any]  # mixture layers by name: mypy types attributes of modules as Tensor or Module
@@ -312,22 +312,12 @@ class Ensemble(nn.Module):
     def _is_uniform(self) -> bool:
         return all(config == self.configs[0] for config in self.configs)
 
-    def with_features(self) -> "Ensemble":
-        """Returns an ensemble that also returns the members' features, side by side: (B, D_1 + ... + D_n)."""
-        features = Ensemble(list(self.networks), configs=self.configs)
-        features.networks = nn.ModuleList(map(WithFeatures, self.networks))
-        return features
-
-    def forward(self, images: Tensor, *metadata: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, C, H, W) images, or (B, P) rows of `view`, and metadata -> (B, num_classes), and features if any."""
-        outputs = [network(view, *metadata) for network, view in zip(self.networks, self._inputs(images), strict=True)]
-        logits = [output[0] if isinstance(output, tuple) else output for output in outputs]
+    def forward(self, images: Tensor, *metadata: Tensor) -> Tensor:
+        """(B, C, H, W) images, or (B, P) rows of `view`, and metadata -> (B, num_classes)."""
+        logits = [network(view, *metadata) for network, view in zip(self.networks, self._inputs(images), strict=True)]
         ordered = [values.float()[:, order] for values, order in zip(logits, self.orders, strict=True)]
         # The logarithm of a mean of probabilities, without underflow
-        mean = torch.stack(ordered).log_softmax(-1).logsumexp(0) - math.log(len(ordered))
-        if isinstance(outputs[0], tuple):
-            return mean, torch.cat([features for _, features in outputs], dim=1)
-        return mean
+        return torch.stack(ordered).log_softmax(-1).logsumexp(0) - math.log(len(ordered))
 
     def _inputs(self, images: Tensor) -> Sequence[Tensor]:
         if self._is_uniform:

@@ -28,7 +28,7 @@ from ..cli.values import LOCAL
 from ..compat import download_from_hf, hf_split
 from ..data import Domain, EvaluationImages, Split, evaluation_loader
 from ..errors import ArgumentError, CheckpointError, DataError, check_regular_file
-from .averages import Ensemble, evaluation_view
+from .averages import evaluation_view
 from .build import Network, data_config, hub_or_cache
 from .trained import WithFeatures, class_positions, network_digest, takes_metadata
 
@@ -215,7 +215,7 @@ def calibrate(
     device, classes, columns = next(network.parameters()).device, domains[0].classes, list[list[Tensor]]()
     described = network
     with suppress(ArgumentError):  # several classifiers: the pixels alone tell other images
-        described = network.with_features() if isinstance(network, Ensemble) else WithFeatures(network)
+        described = WithFeatures(network)
     for batch in watched(evaluation_loader(images, batch_size=batch_size, workers=workers)):
         pixels, target, group, *metadata = (part.to(device) for part in batch)
         answer = described(pixels, *metadata)

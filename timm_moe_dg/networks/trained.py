@@ -205,23 +205,33 @@ def _listed(names: Sequence[str], limit: int = 8) -> str:
 
 
 class WithFeatures(nn.Module):
-    """A timm model that returns logits (B, C) and the inputs (B, D) of its classifier, which must be a single one."""
+    """A timm model that returns logits (B, C) and the inputs (B, D) of its classifier, which must be a single one.
 
-    def __init__(self, network: nn.Module) -> None:
+    Those of the members of an ensemble stand side by side.
+    """
+
+    def __init__(self, network: Network) -> None:
         super().__init__()
-        single_classifier(network)
         self.network = network
+        self._classifiers()
 
-    def forward(self, images: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _classifiers(self) -> list[nn.Module]:
+        return [single_classifier(member) for member in getattr(self.network, "networks", [self.network])]
+
+    def forward(self, images: Tensor, *metadata: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) images and their metadata -> logits and features."""
         collected: list[Tensor] = []
-        classifier = single_classifier(self.network)
-        handle = classifier.register_forward_pre_hook(lambda _, inputs: collected.append(inputs[0].flatten(1).float()))
+
+        def collect(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            collected.append(inputs[0].flatten(1).float())
+
+        handles = [classifier.register_forward_pre_hook(collect) for classifier in self._classifiers()]
         try:
-            logits = self.network(images) if metadata is None else self.network(images, metadata)
+            logits = self.network(images, *metadata)
         finally:
-            handle.remove()
-        return logits, collected.pop()
+            for handle in handles:
+                handle.remove()
+        return logits, torch.cat(collected, dim=1)
 
 
 def single_classifier(network: Network) -> nn.Module:
