@@ -86,7 +86,6 @@ extras() {
   python -c "from PIL import Image; Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 9).convert('RGB').save('$work/a.png')"
   extra export python tools/export.py --model gmoe_tiny_patch16 --untrained --img-size 32 --images "$work/a.png"
   extra hub-data python -m pytest tests/data/readers/test_hub_data.py
-  extra vmoe python -m pytest tests/conversion
   extra train,tiff python -m pytest tests/data/test_bands.py
   extra train,geo python -m pytest tests/data/readers/test_georeference.py tests/tools/test_tiles.py
   extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard

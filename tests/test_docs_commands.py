@@ -63,6 +63,7 @@ OTHERS = {
     "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
     "bash examples/emoji_styles/average.sh": "timm-moe-dg average, 50 times",
     "python examples/text_head.py": "tests/examples/test_text_head.py",
+    "python examples/convert_vmoe.py": "tests/examples/test_convert_vmoe.py",
     "python train.py": "tests/test_docs_hub.py",
     "python -c import runpy, sys": "tests/test_docs_hub.py",
     "accelerate config": "accelerate's own; it asks questions",

@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 # In the order of the boxes in docs/architecture.svg, in which no line runs behind a box
 LEVELS = {
     **dict.fromkeys(("errors", "compat"), 0),
-    **dict.fromkeys(("cli", "conversion", "layers", "data", "metrics"), 1),
+    **dict.fromkeys(("cli", "layers", "data", "metrics"), 1),
     "losses": 2,  # of what layers report
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
     "protocols": 4,  # the options list the algorithms, and the parts that can be frozen

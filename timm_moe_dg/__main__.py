@@ -24,7 +24,6 @@ COMMANDS = {
     "tables": ("collect_results.py", "print tables of finished runs"),
     "benchmark": ("benchmark.py", "measure time and memory of models"),
     "tiles": ("tiles.py", "cut a georeferenced scene into labeled tiles"),
-    "convert": ("convert_vmoe.py", "convert V-MoE's published checkpoints"),
 }
 RARER = ("benchmark", "tiles", "convert")
 

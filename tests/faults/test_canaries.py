@@ -156,7 +156,6 @@ READERS = {
     "finetune safetensors": ("w.safetensors", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "finetune npz": ("w.npz", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "satclip": ("encoder.ckpt", lambda path: refused(load_satclip, path)),
-    "vmoe": ("vmoe.index", lambda path: run("convert_vmoe", path.with_suffix(""), "--output", "converted")),
 }
 FINETUNE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "depth=2", "moe_layers=(1,)", "--workers", 0]
 

@@ -12,7 +12,6 @@ import torch
 
 from tests.hub.published import write_run
 from timm_moe_dg.cli.arguments import read_yaml
-from timm_moe_dg.conversion.vmoe import read_vmoe_shards
 from timm_moe_dg.data import read_folder
 from timm_moe_dg.data.readers.csv_tables import read_csv
 from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, MoeDgError, RecordError
@@ -138,7 +137,6 @@ PIPES = {
     "results.jsonl": lambda folder: read_records(folder / "results.jsonl"),
     "metadata.csv": lambda folder: read_csv(folder / "metadata.csv", []),
     "options.yaml": lambda folder: read_yaml(str(folder / "options.yaml"), "config"),
-    "vmoe.index": lambda folder: read_vmoe_shards(folder / "vmoe"),
 }
 
 

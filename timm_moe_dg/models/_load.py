@@ -7,10 +7,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from ..conversion.tutel import convert_tutel_state_dict, is_tutel_state_dict
 from ..errors import CheckpointError
 from ..layers.dense.copies import copy_dense, reinitialize
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
+from .tutel import convert_tutel_state_dict, is_tutel_state_dict
 
 _logger = logging.getLogger(__name__)
 

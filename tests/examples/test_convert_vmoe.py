@@ -1,15 +1,22 @@
-"""V-MoE checkpoints as google-research/vmoe writes them, made here: arrays in its layout, and files of them."""
+"""examples/convert_vmoe.py: files in V-MoE's layout, made here, become a network that equals its definition."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
+import timm
 import torch
 from numpy.typing import NDArray
+from timm.data import resolve_data_config
 from torch import Tensor
 from torch.nn import functional as F
 
+from timm_moe_dg.errors import CheckpointError
+
+CONVERT = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "convert_vmoe.py"))
 Arrays = dict[str, NDArray[Any]]
 FEATURES, HIDDEN, HEADS, EXPERTS, CLASSES, PATCH, DEPTH = 12, 20, 3, 4, 5, 4, 4
 MOE = (1, 3)
@@ -123,3 +130,66 @@ def answer(arrays: Arrays, images: NDArray[Any], top_k: int = 2) -> NDArray[Any]
             output = F.gelu(x @ first + first_bias, approximate="tanh") @ second + second_bias
             tokens = tokens + gates[..., expert, None] * output
     return dense(norm(tokens, "Encoder/encoder_norm")[:, 0], "head").numpy()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("error:top_k=")
+@pytest.mark.parametrize(("before_head", "top_k"), [(False, 1), (False, 2), (False, 3), (True, 2)])
+def test_a_checkpoint_becomes_a_folder_that_timm_loads(before_head, top_k, tmp_path, capsys):
+    arrays = made_arrays(before_head=before_head)
+    write_vmoe(tmp_path / "vmoe", arrays)
+    words = [str(tmp_path / "vmoe"), "--output", str(tmp_path / "folder"), "--top-k", str(top_k)]
+    CONVERT["main"](words)
+    assert f"4 experts in blocks {list(MOE)} of 4" in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval().double()
+    recipe = resolve_data_config(model=model)  # what V-MoE's configurations call resize(8) and value_range(-1, 1)
+    assert (recipe["input_size"], recipe["crop_mode"], recipe["crop_pct"]) == ((3, 8, 8), "squash", 1.0)
+    assert (recipe["interpolation"], recipe["mean"], recipe["std"]) == ("bilinear", [0.5] * 3, [0.5] * 3)
+    assert model.pretrained_cfg.get("license") is None
+    images = np.random.default_rng(1).normal(size=(3, 8, 8, 3))
+    logits = model(torch.from_numpy(images).permute(0, 3, 1, 2))
+    if before_head:
+        assert logits.shape == (3, FEATURES)  # the classifier goes with the layer before it
+    else:
+        torch.testing.assert_close(logits, torch.from_numpy(answer(arrays, images, top_k)), rtol=0, atol=1e-10)
+    with pytest.raises(FileExistsError):
+        CONVERT["main"](words)
+
+
+@pytest.mark.parametrize(("files", "parts"), [(1, 1), (2, 2), (3, 4)])
+def test_arrays_come_back_as_they_were_whatever_they_were_cut_into(files, parts, tmp_path):
+    # Names of eleven blocks, so that 10 sorts before 2
+    arrays = made_arrays() | {f"Encoder/encoderblock_{n}/LayerNorm_0/scale": np.full(3, n, "float32") for n in (10, 11)}
+    write_vmoe(tmp_path / "vmoe", arrays, files, parts)
+    loaded = CONVERT["read_arrays"](tmp_path / "vmoe")
+    assert loaded.keys() == arrays.keys()
+    assert all(np.array_equal(loaded[name].numpy(), value) for name, value in arrays.items())
+
+
+def test_files_of_another_checkpoint_are_noticed(tmp_path):
+    write_vmoe(tmp_path / "vmoe", made_arrays())
+    write_vmoe(tmp_path / "other", made_arrays(), parts=1)
+    for number in range(2):
+        (tmp_path / f"other.data-{number:05d}-of-00002").replace(tmp_path / f"vmoe.data-{number:05d}-of-00002")
+    with pytest.raises(CheckpointError, match="data files lack slices"):
+        CONVERT["read_arrays"](tmp_path / "vmoe")
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "named"),
+    [
+        ("convert_arrays", {"Encoder/encoderblock_1/Moe/Router/dense/kernel": (2, 12, 2)}, "Router"),  # an ensemble
+        ("convert_arrays", {"MapHead/probe": (1, 1, 12)}, "MapHead/probe"),
+        ("network_options", {"cls": None}, "lacks cls"),
+        (
+            "network_options",
+            {f"Encoder/encoderblock_{n}/Moe/Router/dense/kernel": None for n in MOE},
+            "lacks Moe/Router",
+        ),
+    ],
+)
+def test_other_networks_are_refused(function, changes, named):
+    arrays = {name: torch.from_numpy(value) for name, value in made_arrays().items() if name not in changes}
+    arrays |= {name: torch.zeros(shape) for name, shape in changes.items() if shape}
+    with pytest.raises(CheckpointError, match=named):
+        CONVERT[function](arrays)

@@ -1,20 +1,33 @@
-"""Converts V-MoE checkpoints (Scaling Vision with Sparse Mixture of Experts, Riquelme et al., 2021), without jax.
+"""Converts a published checkpoint of V-MoE to a model folder that timm loads. It needs msgpack, and no jax.
 
-V-MoE drops tokens over an expert's capacity in evaluation too. The converted network drops none.
+    python examples/convert_vmoe.py DOWNLOADS/vmoe_b16_imagenet21k_randaug_strong --output output/vmoe
+    timm-moe-dg finetune --model local-dir:output/vmoe --pretrained --dataset PACS --data-dir DATA
 
-Axes: D features, H hidden features, E experts.
+The first argument is the common prefix of PREFIX.index, PREFIX.data-00000-of-00008 and so on. V-MoE (Riquelme et al.,
+2021) drops tokens over an expert's capacity in evaluation too. The converted network drops none. A layer before the
+classifier, which networks have that were not fine-tuned, is left out together with the classifier.
+
+Axes: D features, E experts.
 """
 
+import argparse
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
+import timm
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, check_regular_file, needs
+import timm_moe_dg  # noqa: F401 (registers the models)
+from timm_moe_dg.errors import CheckpointError
+from timm_moe_dg.hub.folder import fill_from_network
+from timm_moe_dg.networks.build import without_origin
 
 Arrays = Mapping[str, Tensor]
 
@@ -32,36 +45,21 @@ class Leaf(NamedTuple):
     files: tuple[int, ...]  # number of the data file that contains each slice
 
 
-def read_vmoe_shards(prefix: str | Path) -> dict[str, Tensor]:
-    """Reads all arrays of a checkpoint by name ('Encoder/encoderblock_0/LayerNorm_0/scale'), in their original types.
-
-    The prefix is the path without `.index` and `.data-...`, as V-MoE's README lists them.
-    """
+def read_arrays(prefix: str | Path) -> dict[str, Tensor]:
+    """Reads all arrays by name ('Encoder/encoderblock_0/LayerNorm_0/scale'), in their original types."""
     index = _read(Path(f"{prefix}.index"))
-    try:
-        leaves, count = dict(_flatten(index["index"])), index["shard_count"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{prefix}.index: is no index of a V-MoE checkpoint ({error!r})") from error
+    count = index["shard_count"]
     files = [_read(Path(f"{prefix}.data-{number:05d}-of-{count:05d}")) for number in range(count)]
     # A data file stores an array's slices under the array's number in the index
-    return {name: _assemble(name, leaf, str(number), files) for number, (name, leaf) in enumerate(leaves.items())}
+    leaves = enumerate(_flatten(index["index"]))
+    return {name: _assemble(name, leaf, str(number), files) for number, (name, leaf) in leaves}
 
 
 def _read(path: Path) -> Any:
-    with needs("V-MoE's MessagePack files", "msgpack", "vmoe"):
-        import msgpack
-    try:
-        check_regular_file(path)
-        return msgpack.unpackb(path.read_bytes(), ext_hook=_decode_extension)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; give the prefix of .index and .data files") from error
-    except ValueError as error:  # the base class of msgpack's errors
-        raise CheckpointError(f"{path}: is damaged, or no file of V-MoE's ({error}); download it again") from error
+    return msgpack.unpackb(path.read_bytes(), ext_hook=_decode_extension)
 
 
 def _decode_extension(code: int, data: bytes) -> Any:
-    import msgpack
-
     content = msgpack.unpackb(data, raw=True)  # raw: strings stay bytes
     if code in (_ARRAY, _SCALAR):
         shape, dtype, buffer = content
@@ -75,7 +73,7 @@ def _decode_extension(code: int, data: bytes) -> Any:
         array, regions, files = content
         shape = msgpack.unpackb(array, raw=True)[0]
         return Leaf(tuple(shape), tuple(_decode_extension(_REGION, region) for region in regions), tuple(files))
-    raise ValueError(f"extension type {code}")
+    raise CheckpointError(f"extension type {code} is none of V-MoE's")
 
 
 def _flatten(tree: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -90,9 +88,7 @@ def _flatten(tree: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Leaf
 def _assemble(name: str, leaf: Leaf, number: str, files: list[dict[str, Any]]) -> Tensor:
     slices = {region: torch.cat(parts) for file in set(leaf.files) for parts, region in files[file].get(number, ())}
     sizes = {region: [stop - start for start, stop in region] for region in leaf.regions}
-    if slices.keys() != set(leaf.regions) or any(
-        slices[region].numel() != math.prod(size) for region, size in sizes.items()
-    ):
+    if slices.keys() != sizes.keys() or any(len(slices[region]) != math.prod(sizes[region]) for region in sizes):
         raise CheckpointError(f"{name}: data files lack slices that the index names; download them again")
     array = torch.empty(leaf.shape, dtype=next(iter(slices.values())).dtype)
     for region, part in slices.items():
@@ -119,11 +115,8 @@ _BEFORE_HEAD = "pre_logits/"  # a layer with tanh, only in networks before fine-
 _HEADS = ("pre_logits", "head")
 
 
-def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
-    """Derives the arguments of `timm.create_model` from all arrays of a checkpoint.
-
-    Checkpoints do not contain `top_k`, the experts per token. The published networks have 2.
-    """
+def network_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
+    """Derives the arguments of `timm.create_model` from all arrays of a checkpoint."""
     matches = [match for match in map(_BLOCK.fullmatch, arrays) if match]
     sparse = sorted({int(match[1]) for match in matches if match[2] == "Moe/Router/dense/kernel"})
     needed = ("embedding/kernel", "cls", "Encoder/posembed_input/pos_embedding")
@@ -153,17 +146,9 @@ def vmoe_options(arrays: Arrays, top_k: int = 2) -> dict[str, Any]:
     }
 
 
-def vmoe_preprocessing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the preprocessing of V-MoE's fine-tuned networks: squeezed to size, bilinear, with values in -1..1."""
-    size, half = options["img_size"], (0.5, 0.5, 0.5)
-    squash = {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
-    return {"input_size": (3, size, size), "mean": half, "std": half, **squash}
+def convert_arrays(arrays: Arrays) -> dict[str, Tensor]:
+    """Renames and reshapes all arrays to the float32 state dict of the network that `network_options` describes.
 
-
-def convert_vmoe_arrays(arrays: Arrays) -> dict[str, Tensor]:
-    """Renames and reshapes all arrays to the float32 state dict of the network that `vmoe_options` describes.
-
-    A layer before the classifier is left out together with the classifier, since timm's vision transformers have none.
     Arrays of another kind of network, such as efficient ensembles (E3), are a `CheckpointError`.
     """
     headless = any(name.startswith(_BEFORE_HEAD) for name in arrays)
@@ -197,3 +182,33 @@ def _to_torch(name: str, value: Tensor) -> Tensor:
         value = value.flatten(0, 1) if "/out/" in name else value.flatten(1)
     # flax stores (..., inputs, outputs)
     return value.transpose(-1, -2)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Reads a checkpoint, converts it and writes the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the files without .index and .data-...")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
+    help_ = "experts per token, which the files do not contain (default: %(default)s, as in all published networks)"
+    parser.add_argument("--top-k", type=int, default=2, metavar="K", help=help_)
+    args = parser.parse_args(argv)
+    arrays = read_arrays(args.prefix)
+    options = network_options(arrays, args.top_k)
+    with warnings.catch_warnings():
+        # Upcycling warns about raw combine weights, but V-MoE was trained with them
+        warnings.filterwarnings("ignore", message="top_k=")
+        model: Any = timm.create_model(**options)
+    model.load_state_dict(convert_arrays(arrays))
+    # The preprocessing of V-MoE's fine-tuned networks: squeezed to size, bilinear, with values in -1..1
+    size, half = options["img_size"], (0.5, 0.5, 0.5)
+    config = {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear", "mean": half, "std": half}
+    model.pretrained_cfg = without_origin(model.pretrained_cfg) | config | {"input_size": (3, size, size)}
+    model.default_cfg = model.pretrained_cfg
+    args.output.mkdir(parents=True)
+    fill_from_network(args.output, model)
+    print(f"{args.prefix}: {options['num_experts']} experts in blocks {options['moe_layers']} of {options['depth']}")
+    print(f"model: timm.create_model('local-dir:{args.output}', pretrained=True)")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

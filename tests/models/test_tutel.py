@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, overlay, randomize
-from timm_moe_dg.conversion.tutel import is_tutel_state_dict
 from timm_moe_dg.errors import CheckpointError
+from timm_moe_dg.models.tutel import is_tutel_state_dict
 
 CASES = [BY_NAME["gmoe_tiny_patch16"], BY_NAME["sfmoe_small"]]  # cosine and linear gates
 FORMS = ["plain", "prefixed", "wrapped"]

@@ -1,1 +1,0 @@
-"""Converts checkpoints of other programs to this package's parameter names."""
