@@ -30,7 +30,6 @@ from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_ke
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.data import evaluation_transform
-from timm_moe_dg.data.bands import RGB
 from timm_moe_dg.data.readers.folders import find_images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, needs
@@ -112,7 +111,7 @@ def photographs() -> list[Image.Image]:
 def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
     """The images to compare on, with random metadata for a model that reads any."""
     bands = bands_of(model)
-    if not sources and bands != RGB:
+    if not sources and not bands.is_rgb:
         raise ArgumentError.of("images", None, f"the model takes {config['input_size'][0]} bands; give such files")
     images = [read_pixels(path, bands) for path in find_images(sources)] if sources else photographs()
     # Batches of several sizes are compared, so that a few images are repeated

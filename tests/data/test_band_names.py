@@ -5,7 +5,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from timm_moe_dg.data.bands import band_names, band_settings, colors_of
+from timm_moe_dg.data.bands import Bands, band_names, band_settings
 from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 
@@ -25,7 +25,7 @@ from timm_moe_dg.errors import ArgumentError, ImageReadError
 def test_names_stand_for_bands_and_the_nearest_ones_are_red_green_and_blue(words, names, colors):
     assert band_names(words.split()) == tuple(names.split())
     assert band_names(names.split()) == tuple(names.split())
-    found = ["-" if color is None else str(color) for color in colors_of(names.split())]
+    found = ["-" if color is None else str(color) for color in Bands.of(names.split()).colors]
     # 480 and 500 nm are equally far from blue: the first has its kernel
     assert "".join(found) == colors
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.errors import ExportError, MissingDependencyError
 from timm_moe_dg.export import programs as export
 from timm_moe_dg.export.programs import Format, export_model, largest_difference, preprocessing, sample_metadata
@@ -68,7 +69,7 @@ def test_the_recipe_has_the_numbers_of_the_configuration():
 @pytest.mark.parametrize(
     ("bands", "kind", "reading"),
     [
-        (None, "RGB", "RGB without transparency"),
+        (3, "RGB", "RGB without transparency"),
         (("sentinel2:B08", "red", "green"), "sentinel2:B08, red, green", "these bands"),
     ],
 )
@@ -76,7 +77,7 @@ def test_the_recipe_names_three_bands_that_are_not_rgb(bands, kind, reading):
     config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     config |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
     model = Sum()
-    model.bands = bands
+    model.bands = Bands.of(bands)
     recipe = preprocessing(model, config, ("cat", "dog"))
     assert recipe["inputs"]["images"] == f"float32 (batch, 3, 8, 8), {kind}"
     assert recipe["read"].startswith(f"{reading}, in full depth")

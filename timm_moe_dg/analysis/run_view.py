@@ -62,7 +62,7 @@ class RunView:
 
     @property
     def bands(self) -> Bands:
-        """Names of the bands of the network's input, or their number."""
+        """The bands of the network's input."""
         return bands_of(self.model)
 
     @cached_property

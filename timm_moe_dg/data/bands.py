@@ -1,4 +1,4 @@
-"""Names of spectral bands, and the bands of RGB among them by wavelength.
+"""Spectral bands of images, by number or name, and those of RGB among them by wavelength.
 
 A full name is that of a sensor's band with the sensor before it (sentinel2:B04, landsat:B4), a color (red, green, blue,
 nir), or a wavelength in nanometers (665nm).
@@ -6,14 +6,16 @@ nir), or a wavelength in nanometers (665nm).
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..errors import ArgumentError, ImageReadError, did_you_mean
 
-Bands: TypeAlias = int | tuple[str, ...]  # number of bands, or their full names
 RGB = 3  # bands
 SHORTEST, LONGEST = 300, 15_000  # nanometers, from ultraviolet to thermal infrared
 NEAR = 30  # nanometers from the center of a color
+
+Value = TypeVar("Value")
 
 COLORS = {"red": 665.0, "green": 560.0, "blue": 490.0}
 _COLORS = {**COLORS, "nir": 850.0}
@@ -29,6 +31,69 @@ _SENSORS = {
         **{"B8": 590.0, "B9": 1373.0, "B10": 10895.0, "B11": 12005.0},
     },
 }
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of images in order: their number, and their full names if they have any."""
+
+    count: int
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, bands: "Bands | int | Sequence[str]") -> "Bands":
+        """Returns the bands of a number, or of full names."""
+        if isinstance(bands, Bands):
+            return bands
+        return cls(bands) if isinstance(bands, int) else cls(len(bands), tuple(bands))
+
+    @property
+    def is_rgb(self) -> bool:
+        """Whether files are read as RGB images: three bands without names."""
+        return self.count == RGB and not self.names
+
+    @property
+    def option(self) -> tuple[str, object]:
+        """Name and value of the option that gives these bands."""
+        return ("bands", list(self.names)) if self.names else ("in_chans", self.count)
+
+    @property
+    def colors(self) -> list[int | None]:
+        """Each band's position in RGB, or None: red, green and blue are the nearest bands within 30 nm."""
+        positions: list[int | None] = [None] * self.count
+        for color, center in enumerate(COLORS.values() if self.names else ()):
+            distance, band = min((abs(wavelength(name) - center), band) for band, name in enumerate(self.names))
+            if distance < NEAR:
+                positions[band] = color
+        return positions
+
+    def from_rgb(self, values: Sequence[Value], other: Value) -> list[Value]:
+        """Returns a value for each band: that of its color in RGB, or the `other`."""
+        return [other if color is None else values[color % len(values)] for color in self.colors]
+
+    def pick(self, path: str, descriptions: Sequence[str | None]) -> list[int]:
+        """Returns the positions of these bands in a file with some descriptions: by name if both have names.
+
+        Raises:
+            ImageReadError: The file lacks a band, or has no names and another number of bands.
+        """
+        readings = [_readings(text or "") for text in descriptions] if self.names else []
+        if not any(readings):
+            if len(descriptions) == self.count:
+                return list(range(self.count))
+            remedy = f"or give --in-chans {len(descriptions)} if all files and the model have as many"
+            if self.names:
+                remedy = "or write the names of its bands into it, as descriptions"
+            counts = f"has {len(descriptions)} bands, expected {self.count}"
+            raise ImageReadError(f"image={path!r}: {counts}; leave the file out, {remedy}")
+        if missing := [band for band in self.names if not any(band in names for names in readings)]:
+            listed = ", ".join(text or "?" for text in descriptions)
+            remedy = "leave the file out, or give --bands that all files and the model have"
+            raise ImageReadError(f"image={path!r}: lacks the band {missing[0]}, its bands are {listed}; {remedy}")
+        return [next(place for place, names in enumerate(readings) if band in names) for band in self.names]
+
+
+RGB_BANDS = Bands(RGB)
 
 
 def band_names(words: Sequence[str]) -> tuple[str, ...]:
@@ -75,43 +140,10 @@ def wavelength(name: str) -> float:
     return _SENSORS[sensor][band] if sensor else _COLORS.get(name) or float(name.removesuffix("nm"))
 
 
-def colors_of(bands: Sequence[str]) -> list[int | None]:
-    """Returns each band's position in RGB, or None: red, green and blue are the nearest bands within 30 nm."""
-    positions: list[int | None] = [None] * len(bands)
-    for color, center in enumerate(COLORS.values()):
-        distance, band = min((abs(wavelength(name) - center), band) for band, name in enumerate(bands))
-        if distance < NEAR:
-            positions[band] = color
-    return positions
-
-
 def describes_rgb(descriptions: Sequence[str]) -> bool:
     """Whether the descriptions of three bands are red, green and blue in this order, or no names of bands."""
     pairs = zip(COLORS.values(), map(_readings, descriptions), strict=True)
     return all(not names or any(abs(wavelength(name) - color) < NEAR for name in names) for color, names in pairs)
-
-
-def pick(path: str, descriptions: Sequence[str | None], count: int, bands: Bands) -> Sequence[int]:
-    """Returns the positions of a network's bands in a file of `count` bands: by name if both have names.
-
-    Raises:
-        ImageReadError: The file lacks a band, or has no names and another number of bands.
-    """
-    number = bands if isinstance(bands, int) else len(bands)
-    readings = [_readings(text or "") for text in descriptions] if not isinstance(bands, int) else []
-    if not any(readings):
-        if count == number:
-            return range(count)
-        remedy = f"or give --in-chans {count} if all files and the model have as many"
-        if not isinstance(bands, int):
-            remedy = "or write the names of its bands into it, as descriptions"
-        raise ImageReadError(f"image={path!r}: has {count} bands, expected {number}; leave the file out, {remedy}")
-    assert not isinstance(bands, int)
-    if missing := [band for band in bands if not any(band in names for names in readings)]:
-        listed = ", ".join(text or "?" for text in descriptions)
-        remedy = "leave the file out, or give --bands that all files and the model have"
-        raise ImageReadError(f"image={path!r}: lacks the band {missing[0]}, its bands are {listed}; {remedy}")
-    return [next(place for place, names in enumerate(readings) if band in names) for band in bands]
 
 
 def _sensor(name: str) -> str:

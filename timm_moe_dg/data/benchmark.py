@@ -86,7 +86,7 @@ class Benchmark:
         self,
         data_dir: DataDir,
         metadata_columns: Sequence[str] = (),
-        bands: Bands = RGB,
+        bands: Bands | int | Sequence[str] = RGB,
         *,
         evaluating: bool = False,
         columns: Mapping[str, str] | None = None,
@@ -114,7 +114,7 @@ class Benchmark:
         self._compare_domains([domain.name for domain in domains])
         self._compare_classes(domains)
         self._compare_images(domains)
-        domains = with_bands(domains, bands, self.name)
+        domains = self._with_bands(domains, Bands.of(bands))
         return domains if self.upright else [replace(domain, upright=False) for domain in domains]
 
     def check_data_dir(self, data_dir: DataDir) -> None:
@@ -166,6 +166,15 @@ class Benchmark:
                     *(self.name, domain.name, len(domain), expected),
                 )
 
+    def _with_bands(self, domains: Sequence[Domain], bands: Bands) -> Sequence[Domain]:
+        """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
+        if bands.is_rgb:
+            return domains
+        if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
+            remedy = f"images of {self.name} have {RGB} bands; leave it out, or use --dataset folder or place_folder"
+            raise ArgumentError.of(*bands.option, remedy)
+        return [replace(domain, bands=bands) for domain in domains]
+
     def _layout(self) -> str:
         folders = " or ".join(f"{alias}/DOMAIN/CLASS/IMAGE" for alias in self.aliases[:1])
         return f"DOMAIN/CLASS/IMAGE or {folders} with the domains {', '.join(self.domains)}"
@@ -174,14 +183,3 @@ class Benchmark:
 def plain(name: str) -> str:
     """Normalizes a folder's name, which copies spell differently: "Real World", "Real_World" or "RealWorld"."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-
-def with_bands(domains: Sequence[Domain], bands: Bands, dataset: str) -> Sequence[Domain]:
-    """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
-    if bands == RGB:
-        return domains
-    if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
-        remedy = f"images of {dataset} have {RGB} bands; leave it out, or use --dataset folder or place_folder"
-        argument = "in_chans" if isinstance(bands, int) else "bands"
-        raise ArgumentError.of(argument, bands if isinstance(bands, int) else list(bands), remedy)
-    return [replace(domain, bands=bands) for domain in domains]

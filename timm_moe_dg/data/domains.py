@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import DataError
-from .bands import RGB, Bands
+from .bands import RGB_BANDS, Bands
 from .readers.images import Pixels, as_picture, read_pixels
 
 DataDir = str | os.PathLike[str] | None
@@ -51,7 +51,7 @@ class Domain(ABC, Generic[Stored]):
     split: Split | None = field(default=None, repr=False)  # the official one; None leaves it to `split_domains`
     # A name for each image, equal across domains that hold the same picture
     pictures: Sequence[str] | None = field(default=None, repr=False)
-    bands: Bands = RGB  # of others, files are read in full depth, and `image` shows the first three or RGB
+    bands: Bands = RGB_BANDS  # of others, files are read in full depth, and `image` shows the first three or RGB
     upright: bool = True  # whether the EXIF orientation of files is applied, as DomainBed does not
     angle: float = 0.0  # degrees by which its images are turned against other domains, counter-clockwise
 
@@ -68,7 +68,7 @@ class Domain(ABC, Generic[Stored]):
 
     def pixels(self, index: int) -> Pixels:
         """Reads one image for a transform: RGB, or float (bands, H, W) of other bands and of more than 8 bits."""
-        if self.bands == RGB:
+        if self.bands.is_rgb:
             return self.image(index)
         return read_pixels(self.file(index), self.bands, upright=self.upright)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.bands import RGB
+from ..data.bands import Bands
 from ..errors import ExportError, MissingDependencyError
 from ..layers import LocationIdEmbedding
 from ..networks.build import DataConfig
@@ -195,10 +195,10 @@ def preprocessing(
 ) -> dict[str, object]:
     """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
-    bands = getattr(model, "bands", None) or channels
-    kind = ", RGB" if bands == RGB else "" if isinstance(bands, int) else f", {', '.join(bands)}"
+    bands = getattr(model, "bands", None) or Bands(channels)
+    kind = ", RGB" if bands.is_rgb else "".join(f", {name}" for name in bands.names)
     inputs = {"images": f"float32 (batch, {channels}, {height}, {width}){kind}"}
-    reading = "RGB without transparency" if bands == RGB else "these bands" if kind else "all bands"
+    reading = "RGB without transparency" if bands.is_rgb else "these bands" if kind else "all bands"
     encoder = metadata_encoder(model)
     if isinstance(encoder, LocationIdEmbedding):
         inputs["metadata"] = "int64 (batch,), location id; negative where unknown"

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
 from ..data import Domain, Split
-from ..data.bands import RGB
 from ..data.inspection import band_statistics, deep_share, warn_of_far_values
 from ..errors import ArgumentError, DataError
 from ..layers import LossWeights
@@ -133,8 +132,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         pretrained=options.pretrained,
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
-        in_chans=options.in_chans,
-        bands=options.bands,
+        bands=options.image_bands,
         band_init=options.band_init,
         drop_path=options.drop_path,
         model_kwargs={
@@ -200,7 +198,7 @@ def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | Non
 def _needs_statistics(plan: RunPlan, network: Network) -> bool:
     """Whether mean and deviation have to be measured: published ones are of RGB images of 8 bits."""
     is_saved = ":" in plan.options.model
-    if plan.options.image_bands != RGB:
+    if not plan.options.image_bands.is_rgb:
         return not is_saved or bool(plan.options.bands and not saved_config(plan.options.model).get("bands"))
     shares = [deep_share(domain) for domain in plan.domains]
     deeper = [name for name, share in zip(plan.names, shares, strict=True) if share > 0]

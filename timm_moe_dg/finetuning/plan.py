@@ -30,7 +30,7 @@ from ..data import (
     split_domains,
     training_domains,
 )
-from ..data.bands import RGB, band_settings, wavelength
+from ..data.bands import band_settings, wavelength
 from ..data.domains import listed
 from ..data.inspection import fingerprint, short, with_readable
 from ..data.splits import NO_DOMAIN, check_groups, hold_out, image_groups, split_by_group, test_positions
@@ -194,7 +194,7 @@ def describe(plan: RunPlan) -> str:
     per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
     if options.dry_run:
         lines += _describe_classes(plan)
-    if options.image_bands != RGB:
+    if not options.image_bands.is_rgb:
         is_photograph = plan.benchmark.augmentation == "photograph"
         remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
         scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")

@@ -16,7 +16,7 @@ from torch import nn
 from ..cli.text import code, markdown, one_line
 from ..data import BENCHMARKS
 from ..errors import CheckpointError
-from ..networks.bands import bands_of, in_chans_of
+from ..networks.bands import bands_of
 from ..networks.build import CONFIG, Config, read_config, without_origin
 from ..networks.trained import label_names
 from ..protocols.records import Record
@@ -112,8 +112,8 @@ def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, 
         "num_classes": network.num_classes,
         "classes": label_names(network) or (),
         "config": config["pretrained_cfg"],
-        "bands": in_chans_of(network),
-        "band_names": () if isinstance(names := bands_of(network), int) else names,
+        "bands": bands_of(network).count,
+        "band_names": bands_of(network).names,
         "options": config.get("model_args", {}),
         "expert_mode": config.get("expert_mode", "routed"),
         "figures": sorted(path.relative_to(folder) for path in folder.rglob("*.png")),

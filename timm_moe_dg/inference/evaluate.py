@@ -123,8 +123,8 @@ class FilledEvaluateOptions(EvaluateOptions):
 
     @property
     def image_bands(self) -> Bands:
-        """Full names of the bands, or their number."""
-        return tuple(self.bands) if self.bands else self.in_chans
+        """The bands of the images."""
+        return Bands.of(self.bands or self.in_chans)
 
 
 class Evaluation(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.bands import RGB, Bands
+from ..data.bands import RGB_BANDS, Bands
 from ..data.readers.csv_tables import (
     Table,
     csv_chunks,
@@ -195,7 +195,7 @@ class RowImages(Dataset):
 
     transform: Transform
     names: MetadataNames
-    bands: Bands = RGB  # three: RGB
+    bands: Bands = RGB_BANDS
 
     def __getitem__(self, batch: Batch) -> Decoded:
         positions, images, metadata, reasons = list[int](), list[Tensor](), list[tuple[float, ...]](), list[str]()

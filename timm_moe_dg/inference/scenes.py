@@ -30,7 +30,7 @@ from ..cli.arguments import (
     option,
 )
 from ..cli.values import positive_int
-from ..data.bands import RGB, Bands, pick
+from ..data.bands import RGB, Bands
 from ..data.rasters import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
 from ..data.readers.images import MOST_MISSING, missing_values, rgb_pixels, scaled, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
@@ -182,14 +182,15 @@ class _Scene:
         self.temperature = calibration.temperature if calibration else 1.0
         self.device = next(network.parameters()).device
         self.bands: Bands = bands_of(network)
-        is_rgb, last = self.bands == RGB, raster.colorinterp[-1]
+        is_rgb, last = self.bands.is_rgb, raster.colorinterp[-1]
         check_values(raster, "images", with_palette=not is_rgb)
         self.is_transparent = is_rgb and last == import_rasterio().enums.ColorInterp.alpha
         count = raster.count - self.is_transparent
         if is_rgb and count == RGB:
             names = [name or color.name for name, color in zip(raster.descriptions, raster.colorinterp, strict=True)]
             warn_of_order(options.scene, names[:RGB])
-        positions = [0] if is_rgb and count == 1 else pick(options.scene, raster.descriptions, count, self.bands)
+        is_gray = is_rgb and count == 1
+        positions = [0] if is_gray else self.bands.pick(options.scene, raster.descriptions[:count])
         self.indexes = [position + 1 for position in positions]
         self.view = evaluation_view(network, options.img_size)
         self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
@@ -286,7 +287,7 @@ class _Scene:
             if max(shares, default=0.0) > MOST_MISSING:
                 yield None
             else:
-                convert = rgb_pixels if self.bands == RGB else scaled
+                convert = rgb_pixels if self.bands.is_rgb else scaled
                 yield self.view(convert(self.options.scene, window, missing))
 
     def compose(self, rows: dict[int, WindowRow], top: int, bottom: int) -> np.ndarray:

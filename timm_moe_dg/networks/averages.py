@@ -26,6 +26,7 @@ from ..layers.dense.feed_forwards import FeedForward, read_feed_forward
 from ..layers.experts import StackedLinear
 from ..layers.router import Router
 from ..losses import record_routing, router_outputs
+from .bands import bands_of
 from .build import DataConfig, Network, data_config, ensemble_members, without_origin
 from .trained import label_names, load_trained
 
@@ -191,7 +192,7 @@ def _build_plain(network: Network, name: str) -> Network:
     own = getattr(network, "mixture_args", None)
     taken = inspect.signature(VisionTransformer).parameters if own is None else args.keys() - own.keys()
     plain: Network = timm.create_model(dense, **{key: value for key, value in args.items() if key in taken})
-    plain.bands = getattr(network, "bands", None)
+    plain.bands = bands_of(network)
     plain.pretrained_cfg = plain.default_cfg = {**without_origin(network.pretrained_cfg), "architecture": dense}
     return plain
 

@@ -25,11 +25,11 @@ from timm.models import (
 from torch import Tensor, nn
 
 from ..compat import download_from_hf
-from ..data.bands import RGB, band_names
+from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_of_far_values
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
-from .bands import bands_of, by_color, check_bands, place_kernels
+from .bands import bands_of, check_bands, in_chans_of, place_kernels
 
 CONFIG = "config.json"
 UNUSED = "unused_"  # start of the names of logits that no class has
@@ -60,8 +60,7 @@ def build_network(
     pretrained: bool = False,
     initial_checkpoint: str | os.PathLike[str] | None = None,
     img_size: int | None = None,
-    in_chans: int | None = None,
-    bands: Sequence[str] | None = None,
+    bands: Bands | None = None,
     band_init: str = "mean",
     drop_path: float | None = None,
     model_kwargs: Mapping[str, object] | None = None,
@@ -74,18 +73,16 @@ def build_network(
         pretrained: Start from the model's published weights.
         initial_checkpoint: Start from this file instead. A mixture model is upcycled from a dense checkpoint.
         img_size: Side of the input in pixels, for models that are built for one size; None for the model's default.
-        in_chans: Image channels, to which timm adapts the first convolution of loaded weights; None for the model's.
-        bands: Full names of the bands (see `data.bands`), instead of `in_chans`. Weights of RGB images keep the
-            kernels of red, green and blue. None stands for those of a saved network.
+        bands: The bands of images, to which timm adapts the first convolution of loaded weights; None for the model's.
+            Under names, weights of RGB images keep the kernels of red, green and blue.
         band_init: Kernels of other bands: "mean" of the three, or "zero".
         drop_path: Rate of stochastic depth; None for 0.1 if the model has it, and 0 in ResNets, as in DomainBed.
         model_kwargs: Further arguments of the model.
     """
     check_name(name)
     kwargs = {"drop_path_rate": default_drop_path(name) if drop_path is None else drop_path} | dict(model_kwargs or {})
-    in_chans = len(bands) if bands else in_chans
-    if in_chans not in (None, RGB):
-        kwargs = {"in_chans": in_chans, **kwargs}
+    if bands is not None and bands.count != RGB:
+        kwargs = {"in_chans": bands.count, **kwargs}
     _check_kwargs(kwargs)
     source = name  # the model whose weights the network starts from: its `backbone` if it has one
     if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
@@ -109,11 +106,11 @@ def build_network(
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
             options |= {"num_classes": classes, "pretrained": loads}
-            if bands and from_rgb:
+            if from_rgb and bands and bands.names:
                 rgb = _create({**options, "in_chans": RGB}, optional_drop_path=drop_path is None)
                 options["pretrained"] = False
             network = _create(options, optional_drop_path=drop_path is None)
-            if bands and from_rgb:
+            if from_rgb and bands and bands.names:
                 place_kernels(network, rgb, bands, band_init)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
@@ -127,15 +124,18 @@ def build_network(
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
-    network.bands = tuple(saved_bands or own_bands or bands or ()) or None
-    if bands and not own_bands:
-        cfg = network.pretrained_cfg
-        network.pretrained_cfg = {**cfg, **{key: by_color(cfg[key], bands) for key in ("mean", "std") if cfg.get(key)}}
-    if in_chans is not None:
-        check_bands(network, tuple(bands) if bands else in_chans)
-    if from_rgb and not bands and in_chans not in (None, RGB):
+    names = saved_bands or own_bands or (bands.names if bands else ())
+    network.bands = Bands.of(names or in_chans_of(network))
+    if bands and bands.names and not own_bands:
+        statistics = {key: network.pretrained_cfg.get(key) for key in ("mean", "std")}
+        of_bands = {key: tuple(bands.from_rgb(rgb, sum(rgb) / len(rgb))) for key, rgb in statistics.items() if rgb}
+        network.pretrained_cfg = {**network.pretrained_cfg, **of_bands}
+    if bands:
+        check_bands(network, bands)
+    if from_rgb and bands and not bands.names and bands.count != RGB:
         remark = "the kernels of red, green and blue are repeated over the bands by position"
-        _logger.warning(f"in_chans={in_chans}: {remark}; name the bands with --bands, so that each color keeps its own")
+        remedy = "name the bands with --bands, so that each color keeps its own"
+        _logger.warning(f"in_chans={bands.count}: {remark}; {remedy}")
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -204,7 +204,7 @@ def warn_of_other_values(network: nn.Module, domains: Sequence[Domain]) -> None:
     if has_measured_statistics(network):
         config = data_config(network)
         warn_of_far_values(domains, config["mean"], config["std"])
-    elif deep := [domain.name for domain in domains if domain.bands == RGB and deep_share(domain)]:
+    elif deep := [domain.name for domain in domains if domain.bands.is_rgb and deep_share(domain)]:
         remark = "have more than 8 bits, divided by their type's maximum, and the model was trained on images of 8 bits"
         _logger.warning(f"images of {', '.join(deep)} {remark}; convert them as its training images were")
 
@@ -248,7 +248,7 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     count = getattr(network, "num_classes", 0) if classes else 0
     classes = [*classes, *(f"{UNUSED}{index}" for index in range(len(classes), count))]
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
-    bands = {} if isinstance(names := bands_of(network), int) else {"bands": list(names)}
+    bands = {"bands": list(names)} if (names := bands_of(network).names) else {}
     save_for_hf(
         network,
         str(folder),

@@ -275,8 +275,8 @@ class RunOptions(OutputOptions, TrainingOptions, MethodOptions, ModelOptions, Da
 
     @property
     def image_bands(self) -> Bands:
-        """Full names of the bands that `make_plan` has filled in, or their number."""
-        return tuple(self.bands) if self.bands else self.in_chans
+        """The bands of the images, with the full names that `make_plan` has filled in."""
+        return Bands.of(self.bands or self.in_chans)
 
 
 @dataclass(frozen=True, kw_only=True)

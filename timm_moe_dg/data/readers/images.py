@@ -20,7 +20,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
 from ...errors import ImageReadError, MissingDependencyError, check_regular_file, needs
-from ..bands import RGB, Bands, colors_of, describes_rgb, pick
+from ..bands import RGB, Bands, describes_rgb
 
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 Transform: TypeAlias = Callable[[Pixels], Tensor]
@@ -221,14 +221,14 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
     return values[:, ::rows, ::columns]
 
 
-def as_picture(pixels: Pixels, bands: Bands = RGB) -> Image.Image:
+def as_picture(pixels: Pixels, bands: Bands | int | Sequence[str] = RGB) -> Image.Image:
     """Shows bands as an RGB image, stretched from black to white; missing data is black.
 
     Without the names of red, green and blue these are the first three bands, or the first as gray.
     """
     if isinstance(pixels, Image.Image):
         return pixels
-    colors = [] if isinstance(bands, int) else colors_of(bands)
+    colors = Bands.of(bands).colors
     named = [colors.index(color) for color in range(RGB) if color in colors]
     channels = (pixels[:RGB] if len(pixels) >= RGB else pixels[:1].expand(RGB, -1, -1)).numpy()
     channels = pixels[named].numpy() if len(named) == RGB else channels
@@ -287,7 +287,9 @@ def _tiff_values(source: Source) -> tuple[np.ndarray, bool]:
     return turned(values, orientation), extra == 1 and len(values) in (2, 4)
 
 
-def read_pixels(path: str, bands: Bands = RGB, *, file: BinaryIO | None = None, upright: bool = True) -> Pixels:
+def read_pixels(
+    path: str, bands: Bands | int | Sequence[str] = RGB, *, file: BinaryIO | None = None, upright: bool = True
+) -> Pixels:
     """Reads an image file, or an open file that `path` names in messages, for a network of these bands.
 
     Three bands are an RGB image if the file has 8 bits. Transparency is dropped without blending, as torchvision's
@@ -307,7 +309,7 @@ def read_pixels(path: str, bands: Bands = RGB, *, file: BinaryIO | None = None, 
     try:
         if file is None:
             check_regular_file(path)
-        if bands == RGB:
+        if (bands := Bands.of(bands)).is_rgb:
             return _read_rgb(path, file or path, upright)
         return _read_bands(path, file or path, bands, upright)
     except (ImageReadError, MissingDependencyError):
@@ -393,8 +395,7 @@ def _read_bands(path: str, source: Source, bands: Bands, upright: bool) -> Tenso
     with image or nullcontext():
         _warn_of_images(path, image, source)
         values, _, notes = _values(source, image, upright)
-    positions = pick(path, [notes.descriptions.get(band) for band in range(len(values))], len(values), bands)
-    values = values[list(positions)]
+    values = values[bands.pick(path, [notes.descriptions.get(band) for band in range(len(values))])]
     return scaled(path, values, missing_values(values, notes.nodata, notes.mask))
 
 
