@@ -33,20 +33,19 @@ from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers.folders import find_images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ArgumentError, needs
-from timm_moe_dg.export.programs import (
+from timm_moe_dg.networks.bands import bands_of
+from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.calibration import find_calibration
+from timm_moe_dg.networks.export import (
     FORMATS,
     OPSET,
     Exported,
     Inputs,
-    as_tuple,
     export_model,
     preprocessing,
     sample_metadata,
 )
-from timm_moe_dg.networks.bands import bands_of
-from timm_moe_dg.networks.build import build_network, data_config
-from timm_moe_dg.networks.calibration import find_calibration
-from timm_moe_dg.networks.trained import WithFeatures, label_names, load_trained
+from timm_moe_dg.networks.trained import label_names, load_trained
 from timm_moe_dg.storage.atomic import all_or_nothing
 from timm_moe_dg.storage.run_folder import warn_of_unfinished
 
@@ -55,7 +54,7 @@ PREPROCESSING = "preprocessing.json"
 
 
 # What --help shows; --help-all shows every option
-MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "model_kwargs", "formats", "images", "features"]
+MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "model_kwargs", "formats", "images"]
 MAIN += ["tolerance", "output", "force"]
 
 
@@ -63,15 +62,11 @@ def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("export.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
     add_options(parser, "model", TrainedModelOptions)
-    random = "use random weights, to compare sizes and times"
-    parser.add_argument("--untrained", action=argparse.BooleanOptionalAction, default=False, help=random)
     add = parser.add_argument_group("programs").add_argument
     formats = f"formats to write: {', '.join(FORMATS)} (default: all; ONNX has opset {OPSET})"
     add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
     images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
     add("--images", nargs="+", metavar="IMAGES", help=images)
-    features = "return the classifier's inputs too, for evaluate --engine"
-    add("--features", action=argparse.BooleanOptionalAction, default=False, help=features)
     tolerance = "largest absolute difference of logits (default: %(default)s)"
     add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
     add = parser.add_argument_group("report").add_argument
@@ -84,15 +79,6 @@ def build_parser() -> ToolParser:
     add("--output", metavar="DIR", help="folder of the programs (default: print the table only)")
     add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")
     return parser
-
-
-def load(args: argparse.Namespace) -> Any:
-    """Loads the model, or builds it with random weights."""
-    if not args.untrained:
-        warn_of_unfinished(args.model)
-        return load_trained(args.model, **model_keywords(args))
-    torch.manual_seed(0)
-    return build_network(args.model, None, img_size=args.img_size, model_kwargs=dict(args.model_kwargs)).eval()
 
 
 def photographs() -> list[Image.Image]:
@@ -140,7 +126,7 @@ def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Ex
     with torch.inference_mode():
         calls = [{name: partial(seconds_of, partial(f, *batch)) for name, f in callables.items()} for batch in batches]
         seconds = [interleaved(of_batch, args.rounds, warmup=2) for of_batch in calls]
-        largest = as_tuple(model(*inputs))[0].abs().max().item()
+        largest = model(*inputs).abs().max().item()
     heads = [f"ms, batch {size}" for size in args.batch_size]
     print(f"| model | format | MiB | largest difference | {' | '.join(heads)} |")
     print(f"|---|---|---|---|{'---|' * len(heads)}")
@@ -159,17 +145,17 @@ def main(argv: Sequence[str]) -> None:
     args = parse_arguments(build_parser(), argv)
     torch.set_num_threads(args.cpu_threads)
     with output_folder(args) as folder:
-        model = load(args)
+        warn_of_unfinished(args.model)
+        model = load_trained(args.model, **model_keywords(args))
         config = data_config(model, args.img_size)
         inputs = make_inputs(model, config, args.images)
-        exported = WithFeatures(model).eval() if args.features else model
-        programs = {name: export_model(exported, inputs, folder, name, args.tolerance) for name in args.formats}
+        programs = {name: export_model(model, inputs, folder, name, args.tolerance) for name in args.formats}
         classes = label_names(model) or tuple(map(str, range(model.num_classes)))
-        calibration = None if args.untrained else find_calibration(args.model, model)
+        calibration = find_calibration(args.model, model)
         temperature = calibration.temperature if calibration else None
         described = {"model": args.model, **preprocessing(model, config, classes, temperature)}
         (folder / PREPROCESSING).write_text(json.dumps(described, indent=2) + "\n")
-        report(args, exported, programs, inputs)
+        report(args, model, programs, inputs)
     if args.output:
         names = [*(program.path.name for program in programs.values()), PREPROCESSING]
         print(f"written to {args.output}: {', '.join(names)}")

@@ -6,7 +6,7 @@ from timm.layers import create_feature_extractor
 
 import timm_moe_dg
 from tests.models.cases import BY_NAME, FAMILIES, MOGE, Case, mixture_layers, randomize
-from timm_moe_dg.export.programs import load_onnx, record_program, save_onnx
+from timm_moe_dg.networks.export import load_onnx, record_program, save_onnx
 
 pytestmark = [
     pytest.mark.slow,

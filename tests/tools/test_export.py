@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_images
 
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
+from timm_moe_dg import networks
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.networks.build import data_config
@@ -146,21 +147,27 @@ def test_report_has_a_row_for_the_model_and_each_program(exported):
         assert float(row[3]) <= 1e-4
 
 
-def test_programs_are_not_overwritten_unless_asked_for(exported, monkeypatch):
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The words that name a model of timm with a file of weights."""
+    path = tmp_path_factory.mktemp("weights") / "test_vit.pth"
+    torch.save(timm.create_model("test_vit").state_dict(), path)
+    return ["--model", "test_vit", "--initial-checkpoint", path]
+
+
+def test_programs_are_not_overwritten_unless_asked_for(exported, plain):
     folder = exported[0]
     before = (folder / "model.onnx").read_bytes()
     with pytest.raises(SystemExit, match=r"holds model.pt2, preprocessing.json already.*--force"):
-        export("--model", "test_vit", "--untrained", "--formats", "pt2", "--output", folder)
+        export(*plain, "--formats", "pt2", "--output", folder)
     assert (folder / "model.onnx").read_bytes() == before
 
 
-def test_a_program_that_answers_differently_is_not_left_behind(tmp_path, monkeypatch):
-    from timm_moe_dg.export import programs as room
-
-    wrong = room.FORMATS["pt2"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
-    monkeypatch.setattr(room, "FORMATS", {**room.FORMATS, "pt2": wrong})
+def test_a_program_that_answers_differently_is_not_left_behind(plain, tmp_path, monkeypatch):
+    wrong = networks.export.FORMATS["pt2"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
+    monkeypatch.setattr(networks.export, "FORMATS", {"pt2": wrong})
     with pytest.raises(SystemExit, match=r"export.py: ExportError: format='pt2': its logits differ"):
-        export("--model", "test_vit", "--untrained", "--formats", "pt2", "--output", tmp_path / "new")
+        export(*plain, "--formats", "pt2", "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -171,10 +178,14 @@ def test_a_program_that_answers_differently_is_not_left_behind(tmp_path, monkeyp
         (["gmoe_tiny_patch16"], "comes without weights; add --pretrained"),
         (["local-dir:{folder}/absent"], "CheckpointError: .*absent"),
         (["test_vit", "--initial-checkpoint", "{folder}/absent.pth"], "initial_checkpoint=.*absent.pth"),
-        (["test_vit", "--untrained", "--images", "{folder}/*.png"], r"images='.*\.png': no such file"),
     ],
 )
 def test_a_mistake_is_named_and_leaves_nothing(tmp_path, words, message):
     with pytest.raises(SystemExit, match=message):
         export("--model", *(word.format(folder=tmp_path) for word in words), "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_images_that_are_not_there_are_named(plain, tmp_path):
+    with pytest.raises(SystemExit, match=r"images='.*\.png': no such file"):
+        export(*plain, "--images", tmp_path / "*.png", "--output", tmp_path / "new")

@@ -163,10 +163,14 @@ def match_classes(
     return matched, [domain.split or Split(*[np.arange(0)] * 2) for domain in matched], torch.arange(len(names))
 
 
+def metadata_encoder(network: nn.Module) -> nn.Module | None:
+    """Returns the encoder of the metadata that a network reads; None for a network that reads none."""
+    return getattr(getattr(network, "metadata_encoder", None), "encoder", None)
+
+
 def metadata_columns(network: nn.Module) -> tuple[str, ...]:
     """Returns the names of the numbers that a network reads after longitude and latitude."""
-    encoder = getattr(getattr(network, "metadata_encoder", None), "encoder", None)
-    return getattr(encoder, "columns", ())
+    return getattr(metadata_encoder(network), "columns", ())
 
 
 def unknown_metadata(metadata: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
@@ -242,9 +246,8 @@ def single_classifier(network: Network) -> nn.Module:
     return classifier
 
 
-def network_digest(model: nn.Module) -> str:
+def network_digest(network: nn.Module) -> str:
     """Returns the SHA-256 of everything that decides a network's logits: weights, coverage radius and expert mode."""
-    network = model.network if isinstance(model, WithFeatures) else model
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -8,30 +8,23 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..data.bands import Bands
-from ..errors import ExportError, MissingDependencyError
+from ..errors import ExportError, MissingDependencyError, needs
 from ..layers import LocationIdEmbedding
-from ..networks.build import DataConfig
-from ..networks.trained import network_digest
+from .build import DataConfig
+from .trained import metadata_encoder
 
 OPSET = 20  # the first that has GELU as an operator
-INPUTS = ("images", "metadata")
-OUTPUTS = ("logits", "features")
 RECORDED_BATCH = 2  # a batch of one would be taken for a constant
-TO_ONNX = "export to ONNX"
-DIGEST = "timm_moe_dg.network_sha256"  # entry of an ONNX file's metadata, see `network_digest`
-CPU = torch.device("cpu")
-CUDA_PROVIDER = "CUDAExecutionProvider"
 
 Inputs: TypeAlias = tuple[Tensor, ...]
-Outputs: TypeAlias = tuple[Tensor, ...]
-Program: TypeAlias = Callable[..., Tensor | Outputs]
+Program: TypeAlias = Callable[..., Tensor]  # from inputs to logits
 
 
 class Format(NamedTuple):
@@ -50,39 +43,20 @@ class Exported(NamedTuple):
     difference: float  # largest absolute difference of its logits from the model's
 
 
-def open_session(path: Path, device: torch.device = CPU) -> Any:
-    """Opens an ONNX file as a session of onnxruntime, with as many threads as torch has."""
-    (runtime,) = _required("running ONNX programs", "onnxruntime")
-    available = runtime.get_available_providers()
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if device.type != "cpu":
-        if device.type != "cuda" or CUDA_PROVIDER not in available:
-            remedy = "run on a CPU, install onnxruntime-gpu, or leave --engine out"
-            raise ExportError.of("device", str(device), f"onnxruntime has {', '.join(available)}; {remedy}")
-        # Without TF32, which is not float32
-        providers = [(CUDA_PROVIDER, {"device_id": device.index or 0, "use_tf32": 0}), *providers]
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    # Waiting threads would keep cores from the loader's processes
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        return runtime.InferenceSession(path, options, providers=providers)
-    except Exception as error:  # onnxruntime's errors have no common class
-        remedy = f"onnxruntime cannot read it ({first_line(error)}); give a model.onnx of tools/export.py"
-        raise ExportError.of("engine", str(path), remedy) from error
-
-
-def run_session(session: Any, inputs: Inputs) -> Outputs:
-    """Runs a session of onnxruntime; inputs go by their order, and outputs are on CPU."""
-    names = [node.name for node in session.get_inputs()]
-    arrays = {name: value.cpu().numpy() for name, value in zip(names, inputs, strict=True)}
-    return tuple(map(torch.from_numpy, session.run(None, arrays)))
-
-
 def load_onnx(path: Path) -> Program:
-    """Reads an ONNX file as a function from inputs to logits, on CPU."""
-    session = open_session(path)
-    return lambda *inputs: run_session(session, inputs)[0]
+    """Reads an ONNX file as a function from inputs to logits, on CPU, with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+
+    def program(*inputs: Tensor) -> Tensor:
+        arrays = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
+
+    return program
 
 
 def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
@@ -91,31 +65,25 @@ def record_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
     return torch.export.export(model, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
 
 
-def save_onnx(
-    program: torch.export.ExportedProgram, path: Path, metadata: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Translates a recorded program to ONNX, with inputs `INPUTS` and outputs `OUTPUTS`. The program is used up.
-
-    The file carries the `metadata`, texts by name.
-    """
-    _required(TO_ONNX, "onnx", "onnxscript")
+def save_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Translates a recorded program to ONNX: images, and perhaps metadata, to logits. The program is used up."""
     translated = torch.onnx.export(
         program,
-        input_names=INPUTS[: len(program.graph_signature.user_inputs)],
-        output_names=OUTPUTS[: len(program.graph_signature.user_outputs)],
+        input_names=("images", "metadata")[: len(program.graph_signature.user_inputs)],
+        output_names=("logits",),
         opset_version=OPSET,
         dynamo=True,
         verbose=False,
     )
     assert translated is not None  # with dynamo=True
-    translated.model.metadata_props.update(metadata)
     translated.save(path)
 
 
 def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    # onnxruntime too, which the comparison needs, before the work
-    _required(TO_ONNX, "onnx", "onnxscript", "onnxruntime")
-    save_onnx(record_program(model, inputs), path, {DIGEST: network_digest(model)})
+    for package in ("onnx", "onnxscript", "onnxruntime"):  # the last one for the comparison
+        with needs("export to ONNX", package, "export"):
+            importlib.import_module(package)
+    save_onnx(record_program(model, inputs), path)
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -133,8 +101,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tolerance: float = 1e-4) -> Exported:
     """Writes a model in a format of `FORMATS`, reads the file back, and compares both on batches of several sizes.
 
-    The model is in evaluation mode on CPU, and returns logits, or logits and features. The `inputs` are three samples
-    or more. Logits that differ by more than `tolerance`, or a model that cannot be written, are an `ExportError`.
+    The model is in evaluation mode on CPU, and the `inputs` are three samples or more. Logits that differ by more than
+    `tolerance`, or a model that cannot be written, are an `ExportError`.
     """
     form = FORMATS[name]
     path = folder / form.file
@@ -146,7 +114,9 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
         except MissingDependencyError:
             raise
         except Exception as error:  # the exporters' errors have no common class
-            raise ExportError.of("format", name, f"cannot be made of this model ({first_line(error)})") from error
+            first_line = (str(error).strip().splitlines() or ["no message"])[0]
+            reason = f"cannot be made of this model ({type(error).__name__}: {first_line})"
+            raise ExportError.of("format", name, reason) from error
         difference = largest_difference(model, program, inputs)
     # Negated, so that NaN is an error
     if not difference <= tolerance:
@@ -163,13 +133,7 @@ def largest_difference(model: Program, program: Program, inputs: Inputs) -> floa
     """Largest absolute difference of logits over one sample, all, and all but one; NaN if any is NaN."""
     sizes = sorted({1, len(inputs[0]), max(1, len(inputs[0]) - 1)})
     batches = [tuple(part[:size] for part in inputs) for size in sizes]
-    differences = [as_tuple(program(*batch))[0] - as_tuple(model(*batch))[0] for batch in batches]
-    return torch.stack([difference.abs().max() for difference in differences]).max().item()
-
-
-def metadata_encoder(model: nn.Module) -> nn.Module | None:
-    """The encoder of the metadata that a model reads; None for a model that reads none."""
-    return getattr(getattr(model, "metadata_encoder", None), "encoder", None)
+    return torch.stack([(program(*batch) - model(*batch)).abs().max() for batch in batches]).max().item()
 
 
 def sample_metadata(model: nn.Module, number: int) -> Tensor | None:
@@ -220,20 +184,3 @@ def preprocessing(
         **({"probabilities": "softmax(logits / temperature)", "temperature": temperature} if temperature else {}),
         "classes": list(classes),
     }
-
-
-def as_tuple(outputs: Tensor | Outputs) -> Outputs:
-    """A model's output in the form of a program's."""
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def first_line(error: Exception) -> str:
-    """Class and first line of another library's error."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
-
-
-def _required(feature: str, *packages: str) -> list[ModuleType]:
-    try:
-        return [importlib.import_module(package) for package in packages]
-    except ImportError as error:
-        raise MissingDependencyError.of(feature, str(error.name), "export") from error

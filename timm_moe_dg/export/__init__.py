@@ -1,1 +1,0 @@
-"""Models as programs for other runtimes."""
