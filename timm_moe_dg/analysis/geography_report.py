@@ -96,7 +96,7 @@ def _map(model: Network, map_step: float | None, places: Sequence[Tensor]) -> Do
     """Makes the map of the data's extent, which includes the training coordinates that the model holds."""
     coverage, radius = model.metadata_encoder.coverage, None
     if coverage is not None:
-        places, radius = [*places, coverage.points.cpu().double() / coverage.units], coverage.radius
+        places, radius = [*places, coverage.degrees.cpu()], coverage.radius
     extent = map_extent(places, radius)
     step = cell_width(extent, radius, map_step)
     if map_step is not None and step < map_step:

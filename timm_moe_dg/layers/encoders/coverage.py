@@ -39,18 +39,23 @@ class Coverage(nn.Module):
         self.points.copy_((points * _UNITS).round())
         return self
 
+    @property
+    def degrees(self) -> Tensor:
+        """(P, 2) longitude, latitude of the points in degrees, float64."""
+        return self.points.double() / _UNITS
+
     def distance(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees -> (B,) float64 km to the nearest point; NaN stays."""
         return EARTH_RADIUS * torch.acos(self._cosine(lonlat))
 
     def nearest(self, lonlat: Tensor) -> Tensor:
         """(B, 2) longitude, latitude in degrees, without NaN -> (B,) int64 position of the nearest point."""
-        points = _unit_vectors(self.points.double() / _UNITS)
+        points = _unit_vectors(self.degrees)
         return (_unit_vectors(lonlat) @ points.mT).argmax(1)
 
     def _cosine(self, lonlat: Tensor) -> Tensor:
         """(B, 2) degrees -> (B,) cosine of the angle to the nearest point."""
-        places, points = _unit_vectors(lonlat), _unit_vectors(self.points.double() / _UNITS)
+        places, points = _unit_vectors(lonlat), _unit_vectors(self.degrees)
         cosine = (places @ points.mT).amax(1)  # float64 resolves a meter where the cosine is near 1
         return cosine.clamp(-1.0, 1.0)
 
