@@ -89,7 +89,7 @@ extras() {
   extra train,tiff python -m pytest tests/data/test_bands.py
   extra train,geo python -m pytest tests/data/readers/test_georeference.py tests/tools/test_tiles.py
   extra train,tracking python "${train[@]}" --output "$work/tracked" --log-tensorboard
-  extra train,slurm python -m pytest tests/sweeping/test_slurm.py
+  extra train,slurm python -m pytest tests/finetuning/test_jobs.py
   cd "$root" || exit
 }
 

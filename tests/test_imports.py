@@ -12,7 +12,7 @@ LEVELS = {
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
     "protocols": 4,  # the options list the algorithms, and the parts that can be frozen
     **dict.fromkeys(("storage", "results"), 5),
-    **dict.fromkeys(("sweeping", "hub", "analysis"), 6),
+    **dict.fromkeys(("hub", "analysis"), 6),
     "finetuning": 7,  # draws the learning curves of a run
     **dict.fromkeys(("report", "inference"), 8),
     "api": 9,

@@ -88,7 +88,7 @@ class Run:
     def model(self) -> nn.Module:
         """Loads the best network so far, as `timm.create_model` does, in evaluation mode."""
         with _extra():
-            from .finetuning.process_state import random_numbers_kept
+            from .finetuning.processes import random_numbers_kept
         with random_numbers_kept():  # those of the first weights
             return load_trained(f"local-dir:{self.path / 'best'}")
 
@@ -117,8 +117,8 @@ def finetune(**options: Any) -> Run | None:
     ['rot_75']
     """
     with _extra():
-        from .finetuning.log import RunLog
         from .finetuning.loop import finetune as run_loop
+        from .finetuning.messages import RunLog
         from .finetuning.resume import nothing_to_do, parse_resumable
     words = keyword_words("finetune", RunOptions, options)
     import_modules(named_imports(words))
@@ -194,7 +194,7 @@ def predict(
     with _extra():
         from pandas import DataFrame
 
-        from .finetuning.process_state import random_numbers_kept
+        from .finetuning.processes import random_numbers_kept
         from .inference.predict import PredictOptions, column_names, predict_parser, predict_parts
         from .inference.predict import predict as run_prediction
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
@@ -239,7 +239,7 @@ def predict_part(
         from pandas import DataFrame
 
         from .data.readers.csv_tables import require_columns, text_table
-        from .finetuning.process_state import random_numbers_kept
+        from .finetuning.processes import random_numbers_kept
         from .inference.image_rows import rows_of
         from .inference.predict import predict_parser
         from .inference.predictor import PartOptions, Predictor

@@ -35,11 +35,10 @@ from timm_moe_dg.cli.values import non_negative_int, run_folder, share
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader
 from timm_moe_dg.data.inspection import difference
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.assembly import prepare_network
-from timm_moe_dg.finetuning.coverage import cover_training_coordinates
-from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
+from timm_moe_dg.finetuning.model import prepare_network
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.run import score
+from timm_moe_dg.finetuning.training_data import build_loaders, cover_training_coordinates, step_sampler
 from timm_moe_dg.networks.averages import (
     Ensemble,
     evaluation_view,

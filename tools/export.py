@@ -46,7 +46,7 @@ from timm_moe_dg.networks.export import (
     sample_metadata,
 )
 from timm_moe_dg.networks.trained import label_names, load_trained
-from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.files import all_or_nothing
 from timm_moe_dg.storage.run_folder import warn_of_unfinished
 
 SAMPLES = 8

@@ -14,8 +14,8 @@ Several processes: accelerate launch -m timm_moe_dg finetune ...
 from collections.abc import Sequence
 
 from timm_moe_dg.cli.tool import ToolParser, tool
-from timm_moe_dg.finetuning.log import RunLog
 from timm_moe_dg.finetuning.loop import finetune
+from timm_moe_dg.finetuning.messages import RunLog
 from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable
 from timm_moe_dg.protocols.options import run_parser
 

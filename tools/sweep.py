@@ -32,6 +32,7 @@ from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import FILES, Fingerprint, difference, fingerprint
 from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
     OFFICIAL,
@@ -45,8 +46,6 @@ from timm_moe_dg.protocols.planner import (
     plan_runs,
 )
 from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable, sha256, weights_files
-from timm_moe_dg.sweeping.jobs import STATES, Job, run_jobs, tail
-from timm_moe_dg.sweeping.slurm import submit_jobs
 
 # What --help shows; --help-all shows every option
 MAIN = ["config", "recipe", "datasets", "data_dir", "algorithms", "models", "protocols", "domains", "trial_seeds"]

@@ -20,7 +20,7 @@ from timm_moe_dg.cli.values import fraction_to_1, non_negative_int, positive_int
 from timm_moe_dg.data.rasters import HEADER, TileOptions, cut_tiles
 from timm_moe_dg.data.readers.places import PARTS
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.storage.atomic import replaced, write_rows, write_text
+from timm_moe_dg.storage.files import replaced, write_rows, write_text
 
 
 def build_parser() -> ToolParser:

@@ -21,7 +21,7 @@ from experts import equalize, forced, permuted, rerouted
 
 from timm_moe_dg.analysis.run_view import RunView, open_run
 from timm_moe_dg.data import Domain
-from timm_moe_dg.finetuning.plan import make_splits
+from timm_moe_dg.data.splits import make_splits
 from timm_moe_dg.layers import Router
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from timm_moe_dg.data import FolderDomain, get_benchmark, seed_hash, split_domain, split_domains
-from timm_moe_dg.data.splits import group_part
+from timm_moe_dg.data.splits import group_part, make_splits
 from timm_moe_dg.errors import ArgumentError, ProtocolError
-from timm_moe_dg.finetuning.plan import make_splits
 
 # The last 31 bits of `printf TEXT | md5sum`
 HASHES = [((0, 0), 894182419), ((2, 5), 941488192), (("PACS", "ERM", [0], 0, 0), 94828300)]

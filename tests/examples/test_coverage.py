@@ -6,7 +6,7 @@ import torch
 
 from examples import coverage
 from tests.inference.test_certainty import calibration, scores
-from timm_moe_dg.finetuning.calibration import save_calibration
+from timm_moe_dg.storage.run_folder import save_calibration
 
 
 def test_halves_of_the_same_scores_cover_each_other():

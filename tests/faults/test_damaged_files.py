@@ -21,7 +21,7 @@ from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.storage.checkpoint import read_checkpoint
+from timm_moe_dg.storage.run_folder import read_checkpoint
 
 CONFIGS = [
     ({"architecture": 5}, r"architecture=5: must be a model's name"),
@@ -133,7 +133,6 @@ PIPES = {
     "model.safetensors": lambda folder: load_trained(f"local-dir:{folder}"),
     "weights.pt": lambda folder: build_network("gmoe_tiny_patch16", 2, initial_checkpoint=folder / "weights.pt"),
     "step-1.pt": lambda folder: read_checkpoint(folder / "step-1.pt"),
-    "step-2.pt.sha256": lambda folder: read_checkpoint(folder / "step-2.pt"),
     "results.jsonl": lambda folder: read_records(folder / "results.jsonl"),
     "metadata.csv": lambda folder: read_csv(folder / "metadata.csv", []),
     "options.yaml": lambda folder: read_yaml(str(folder / "options.yaml"), "config"),
@@ -144,7 +143,7 @@ PIPES = {
 def test_named_pipes_are_refused(copy, pipe, name):
     (copy / name).unlink(missing_ok=True)
     pipe.rename(copy / name)
-    with pytest.raises(MoeDgError, match=rf"{re.escape(name.removesuffix('.sha256'))}.*not a regular file"):
+    with pytest.raises(MoeDgError, match=rf"{re.escape(name)}.*not a regular file"):
         PIPES[name](copy)
 
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.load_tool import load_tool
-from timm_moe_dg.storage.checkpoint import read_checkpoint
+from timm_moe_dg.storage.run_folder import read_checkpoint
 
 pytestmark = pytest.mark.slow  # whole runs
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 from PIL import Image
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from tests.load_tool import load_tool
 from tests.quick_python import run_ranks
 from tests.tools.test_finetune_resume import during_step
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning import loop, sharding
+from timm_moe_dg.finetuning import loop
+from timm_moe_dg.finetuning.model import _placement, whole
+from timm_moe_dg.finetuning.processes import FSDP, Interruption
 from timm_moe_dg.finetuning.run import FineTuning
-from timm_moe_dg.finetuning.stopping import Interruption, local
 from timm_moe_dg.layers import LinearRouter, register_router
-from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # processes
@@ -72,19 +72,19 @@ def bytes_held(run: FineTuning) -> int:
     averages = run.model.averaging.parameters() if run.model.averaging else ()
     moments = [value for state in run.model.training.optimizer.state.values() for value in state.values()]
     tensors = (*run.model.network.parameters(), *averages, *moments)
-    shards = [local(value) for value in tensors if isinstance(value, torch.Tensor)]
+    shards = [value.to_local() if isinstance(value, DTensor) else value for value in tensors if torch.is_tensor(value)]
     return sum(shard.numel() * shard.element_size() for shard in shards)
 
 
 def train(tool: Any, words: list[str], sharded: bool) -> dict[str, Any]:
     """Trains, and returns whole weights and what this process holds."""
-    os.environ[sharding.FLAG] = str(sharded).lower()
+    os.environ[FSDP] = str(sharded).lower()
     result: dict[str, Any] = {}
 
     def finish(run: FineTuning, stop: Interruption) -> None:
         result["bytes"] = bytes_held(run)
-        result["weights"] = sharding.whole(run.model.network.state_dict())
-        result["average"] = sharding.whole(run.model.averaging.state_dict()) if run.model.averaging else {}
+        result["weights"] = whole(run.model.network.state_dict())
+        result["average"] = whole(run.model.averaging.state_dict()) if run.model.averaging else {}
         original(run, stop)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,56 +162,24 @@ def losses(folder: Path, experiment: str) -> list[Mapping[str, float]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_and_weights_are_those_of_whole_networks(name: str, trained: Path) -> None:
     for rank in range(2):
-        whole, parts = (results(trained, f"{name}-{kind}", rank) for kind in ("ddp", "fsdp"))
+        undivided, parts = (results(trained, f"{name}-{kind}", rank) for kind in ("ddp", "fsdp"))
         for part in ("weights", "average"):
-            torch.testing.assert_close(parts[part], whole[part], rtol=0, atol=1e-5)
-        assert parts["bytes"] <= 0.55 * whole["bytes"]
+            torch.testing.assert_close(parts[part], undivided[part], rtol=0, atol=1e-5)
+        assert parts["bytes"] <= 0.55 * undivided["bytes"]
     for one, other in zip(*(losses(trained, f"{name}-{kind}") for kind in ("ddp", "fsdp")), strict=True):
         assert other == pytest.approx(one, abs=1e-5)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(trained: Path) -> None:
     for rank in range(2):
-        whole, resumed = (results(trained, name, rank) for name in ("whole", "resumed"))
+        left_alone, resumed = (results(trained, name, rank) for name in ("whole", "resumed"))
         for part in ("weights", "average"):
-            assert all(torch.equal(resumed[part][name], value) for name, value in whole[part].items())
+            assert all(torch.equal(resumed[part][name], value) for name, value in left_alone[part].items())
     assert (trained / "stopped" / "best" / "model.safetensors").read_bytes() == (
         trained / "whole" / "best" / "model.safetensors"
     ).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "environment", "message"),
-    [
-        *(({"algorithm": name}, {}, f"algorithm='{name}': needs whole weights") for name in
-          ("Fish", "MLDG", "MIRO", "DANN", "CDANN")),
-        ({"averaging": "swad"}, {}, "averaging='swad': needs whole weights.*or give ema or moving"),
-        ({"compile": True}, {}, "compile=True: is not supported with --use_fsdp"),
-        ({"channels_last": True}, {}, "channels_last=True: is not supported with --use_fsdp"),
-        ({}, {"FSDP_VERSION": "1"}, "fsdp_version=1: .*add --fsdp_version 2"),
-        ({}, {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params=True: .*leave out"),
-        ({}, {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_activation_checkpointing=True: .*--grad-checkpointing"),
-        ({"precision": "fp16"}, {}, "amp_dtype='float16'"),
-        ({"processes": 1}, {}, "num_processes=1"),
-    ],
-)  # fmt: skip
-def test_what_needs_whole_weights_is_refused_in_one_line(
-    options: dict[str, Any], environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"FSDP_VERSION": "2", **environment}.items():
-        monkeypatch.setenv(name, value)
-    launched = {"num_processes": options.pop("processes", 2), "mixed_precision": options.pop("precision", "no")}
-    with pytest.raises(ArgumentError, match=f"^{message}[^\n]*$"):
-        sharding.check_sharding(RunOptions(**options), **launched)
-
-
-def test_the_launchers_request_is_hidden_while_accelerate_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sharding.FLAG, "true")
-    with sharding.fsdp_hidden():
-        assert not sharding.is_sharded()
-    assert sharding.is_sharded()
-
-
 @pytest.mark.parametrize(("shape", "axis"), [((6, 4), 0), ((3, 4), 1), ((1, 5, 8), 2), ((5,), 0), ((1, 3), 0)])
 def test_a_parameter_is_divided_along_an_axis_of_equal_parts(shape: tuple[int, ...], axis: int) -> None:
-    assert sharding._placement(torch.nn.Parameter(torch.empty(shape)), 2).dim == axis
+    assert _placement(torch.nn.Parameter(torch.empty(shape)), 2).dim == axis

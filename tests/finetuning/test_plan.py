@@ -1,6 +1,7 @@
 """Plans: domains by name, epochs, what is refused, and what is said before anything is trained."""
 
 import re
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,9 +15,10 @@ from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.splits import domain_positions
-from timm_moe_dg.errors import ArgumentError, ProtocolError
-from timm_moe_dg.finetuning.plan import config_hparams, describe, fill_in, make_plan
-from timm_moe_dg.finetuning.progress import wanted_trackers
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError, ProtocolError
+from timm_moe_dg.finetuning import plan as planning
+from timm_moe_dg.finetuning.messages import describe
+from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, make_plan, wanted_trackers
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import differences, settings
@@ -271,8 +273,11 @@ DEFAULTS = {"lr": 1e-3, "weight_decay": 0.0, "batch_size": 8, "penalty": 1.0}
 
 
 def test_defaults_give_way_to_the_draw_the_draw_to_hparams_and_these_to_options():
+    benchmark = SimpleNamespace(hparams=DEFAULTS, search_space="digits")
+    method = SimpleNamespace(HPARAMS={}, SEARCH={"penalty": lambda random: 5.0}, SEARCH_ALIASES={})
+
     def settle(**options):
-        return config_hparams(RunOptions(**options), DEFAULTS, "digits", {"penalty": lambda random: 5.0})
+        return config_hparams(RunOptions(**options), benchmark, method, None)
 
     assert settle() == DEFAULTS
     drawn = settle(hparams_seed=1)
@@ -307,6 +312,23 @@ def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():
 def test_trackers_are_those_switched_on():
     assert wanted_trackers(RunOptions()) == []
     assert wanted_trackers(RunOptions(log_wandb=True)) == ["wandb"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_that_is_not_installed_is_named(name, monkeypatch):
+    monkeypatch.setattr(planning, "find_spec", lambda other: None if other == name else True)
+    with pytest.raises(MissingDependencyError, match=f"--log-{name} needs {name}"):
+        check_trackers([name])
+
+
+def test_weights_and_biases_needs_a_key_or_is_offline(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(api=SimpleNamespace(api_key=None)))
+    monkeypatch.setattr(planning, "find_spec", lambda name: True)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ArgumentError, match="log_wandb=True"):
+        check_trackers(["wandb"])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(["wandb"])
 
 
 def test_the_description_escapes_names_of_folders(tmp_path):

@@ -1,9 +1,12 @@
-"""Which run is resumed, and that it is still the same."""
+"""Which run is resumed, that it is still the same, and that one process at a time writes to its folder."""
 
 import os
 import shutil
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -12,15 +15,17 @@ from safetensors.torch import save_file
 from torch import ones
 
 from tests.invented import make_record
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.log import RunLog
-from timm_moe_dg.finetuning.plan import make_plan
-from timm_moe_dg.finetuning.resume import nothing_to_do, parse_resumable, run_to_resume
+from timm_moe_dg.errors import ArgumentError, FolderInUseError, ProcessLostError
+from timm_moe_dg.finetuning import plan as planning
+from timm_moe_dg.finetuning import resume
+from timm_moe_dg.finetuning.jobs import Job
+from timm_moe_dg.finetuning.messages import RunLog
+from timm_moe_dg.finetuning.plan import RunPlan, make_plan
+from timm_moe_dg.finetuning.resume import lock_folder, nothing_to_do, parse_resumable, run_to_resume
 from timm_moe_dg.finetuning.run import FineTuning
-from timm_moe_dg.protocols.options import run_parser
+from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import stamp
-from timm_moe_dg.storage.ownership import lock_file, owned
-from timm_moe_dg.sweeping.jobs import Job
+from timm_moe_dg.storage.files import is_owned, lock_file, owned
 
 
 def begun(output, name, age, done=False):
@@ -186,3 +191,70 @@ def test_code_and_precision_are_named_by_the_user_and_not_by_a_run_folder(tmp_pa
     line = FineTuning.interrupted(SimpleNamespace(plan=plan), RunLog([]).go_on(plan, num_processes=1))
     assert "accelerate launch --mixed_precision bf16 " in line
     assert line.endswith(f"--resume {run} --algorithm own_methods:Method")
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One process, without accelerate."""
+    monkeypatch.setattr(resume, "broadcast_object_list", lambda names: names)
+    return SimpleNamespace(is_main_process=True)
+
+
+@pytest.fixture
+def planned(data):
+    def plan(output: Path, experiment: str | None = None, **options: Any) -> RunPlan:
+        of_data = {"dataset": "folder", "data_dir": str(data)}
+        return make_plan(RunOptions(**of_data, output=str(output), experiment=experiment, steps=3, **options))
+
+    return plan
+
+
+def test_a_run_owns_its_folder_and_nothing_is_left_of_one_that_wrote_nothing(tmp_path, planned, processes):
+    with lock_folder(planned(tmp_path / "runs", "a"), processes) as locked_plan:
+        assert is_owned(locked_plan.folder.path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_owns_nothing(tmp_path, planned, processes):
+    with owned(tmp_path / "a"), lock_folder(planned(tmp_path, "a", dry_run=True), processes):
+        pass
+
+
+def test_a_given_name_that_is_taken_is_refused(tmp_path, planned, processes):
+    plan = planned(tmp_path, "a")
+    with owned(tmp_path / "a"), pytest.raises(FolderInUseError, match="is in use by"), lock_folder(plan, processes):
+        pass
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("filled after the plan was made")
+    with pytest.raises(ArgumentError, match="holds files of another run"), lock_folder(plan, processes):
+        pass
+
+
+def test_names_that_were_made_up_get_numbers(tmp_path, planned, processes, monkeypatch):
+    monkeypatch.setattr(resume, "run_names", lambda options: iter(["same", "same-2", "same-3"]))
+    with ExitStack() as stack:
+        plans = [stack.enter_context(lock_folder(planned(tmp_path), processes)) for _ in range(3)]
+        assert [locked_plan.options.experiment for locked_plan in plans] == ["same", "same-2", "same-3"]
+    for locked_plan in plans:
+        name = locked_plan.options.experiment
+        assert (locked_plan.folder.path, locked_plan.folder.args["experiment"]) == (tmp_path / name, name)
+        assert locked_plan.record_args["experiment"] == name
+
+
+def test_a_made_up_name_is_one_that_is_not_there(tmp_path, planned):
+    first = planned(tmp_path)
+    name = first.options.experiment
+    for taken in (name, f"{name}-2"):
+        (tmp_path / taken).mkdir()
+    names = planning.run_names(first.options)
+    assert [next(names) for _ in range(3)] == [name, f"{name}-2", f"{name}-3"]
+    assert list(planning.run_names(planned(tmp_path, "given").options)) == ["given"]
+
+
+def test_where_the_main_process_is_refused_the_others_end(tmp_path, planned, monkeypatch):
+    monkeypatch.setattr(resume, "broadcast_object_list", lambda names: names)  # what the main process sent: no name
+    with (
+        pytest.raises(ProcessLostError, match="see its own message"),
+        lock_folder(planned(tmp_path, "a"), SimpleNamespace(is_main_process=False)),
+    ):
+        pass

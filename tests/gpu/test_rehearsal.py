@@ -23,7 +23,7 @@ from tests.layers.test_choice import layer as choosing_layer
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.data import Split
-from timm_moe_dg.finetuning.assembly import build_task_loss
+from timm_moe_dg.finetuning.model import build_task_loss
 from timm_moe_dg.layers import Coverage, GeoMoeMlp, LossWeights, expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.fast_experts import draw_seed
 from timm_moe_dg.losses import force_tokens, moge_losses, reported_losses

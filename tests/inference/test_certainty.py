@@ -8,9 +8,9 @@ import torch
 from crepes.base import ConformalClassifier
 
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.calibration import save_calibration
 from timm_moe_dg.inference.certainty import Certainty, abstention_threshold, held_out_scores, set_threshold
 from timm_moe_dg.networks.calibration import Calibration, Scores
+from timm_moe_dg.storage.run_folder import save_calibration
 
 CLASSES = ["beagle", "poodle", "tabby"]
 

@@ -16,7 +16,7 @@ import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.algorithms.adversarial import DANN
 from timm_moe_dg.algorithms.hparams import loss_coefficients
-from timm_moe_dg.finetuning.linear_probing import LinearProbing
+from timm_moe_dg.finetuning.optimization import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
 from timm_moe_dg.networks.averages import match_experts, mean_weights
 from timm_moe_dg.networks.freeze import FREEZABLE

@@ -14,9 +14,9 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.references import d3g
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError, MetadataError
-from timm_moe_dg.finetuning.loaders import build_loaders, step_sampler
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.finetuning.training_data import build_loaders, step_sampler
 from timm_moe_dg.protocols.options import run_parser
 
 SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 4}

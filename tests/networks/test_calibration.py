@@ -12,7 +12,6 @@ from tests.saved_run import saved_run
 from timm_moe_dg.data import Split, get_benchmark
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import CheckpointError, DataError
-from timm_moe_dg.finetuning.calibration import save_calibration
 from timm_moe_dg.networks.calibration import (
     Calibration,
     Scores,
@@ -22,6 +21,7 @@ from timm_moe_dg.networks.calibration import (
     load_calibration,
     pixel_statistics,
 )
+from timm_moe_dg.storage.run_folder import save_calibration
 
 
 def test_the_temperature_of_two_classes_is_the_closed_form():

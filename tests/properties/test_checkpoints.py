@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_moe_dg.errors import CheckpointError
-from timm_moe_dg.storage.checkpoint import Checkpoints, read_checkpoint
+from timm_moe_dg.storage.run_folder import Checkpoints, read_checkpoint
 
 pytestmark = pytest.mark.slow  # some of them take two seconds
 
@@ -60,19 +60,16 @@ def saved(tmp_path_factory):
     return Checkpoints(tmp_path_factory.mktemp("checkpoints")).save(3, state), state
 
 
-@given(st.sampled_from(["", ".sha256"]), st.data())
-def test_any_byte_of_a_checkpoint_that_changes_is_noticed(saved, suffix, data):
+@given(st.data())
+def test_any_byte_of_a_checkpoint_that_changes_is_noticed_or_has_no_meaning(saved, data):
     path, state = saved
-    changed = path.with_name(f"{path.name}{suffix}")
-    before = changed.read_bytes()
+    before = path.read_bytes()
     place, change = data.draw(st.integers(0, len(before) - 1)), data.draw(st.integers(1, 255))
-    changed.write_bytes(before[:place] + bytes([before[place] ^ change]) + before[place + 1 :])
+    path.write_bytes(before[:place] + bytes([before[place] ^ change]) + before[place + 1 :])
     try:
         read_state = read_checkpoint(path)
     except CheckpointError:
         return
     finally:
-        changed.write_bytes(before)
-    # The line break after a digest may become another white space
-    assert (suffix, place) == (".sha256", len(before) - 1)
-    assert same(read_state, state)
+        path.write_bytes(before)
+    assert same(read_state, state)  # padding, or a date in the archive

@@ -12,7 +12,7 @@ from timm_moe_dg.errors import FormatError, RecordError
 from timm_moe_dg.protocols.records import Record, read_records
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
-from timm_moe_dg.storage.atomic import append_line
+from timm_moe_dg.storage.files import append_line
 
 pytestmark = pytest.mark.slow  # up to two seconds each
 

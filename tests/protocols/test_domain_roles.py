@@ -7,7 +7,7 @@ import torch
 
 from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.finetuning.progress import role_line
+from timm_moe_dg.finetuning.messages import role_line
 from timm_moe_dg.protocols.evaluation import Predictions, Recognized, recognize, role_scores, unseen_domains
 
 

@@ -9,7 +9,7 @@ from tests.storage.crash_points import PLANS, differences, killed_at
 from timm_moe_dg.analysis.evaluation_files import FILES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.inference.evaluate import EvaluateOptions, _output_places
-from timm_moe_dg.storage.atomic import all_or_nothing
+from timm_moe_dg.storage.files import all_or_nothing
 
 pytestmark = pytest.mark.slow  # each kill is a process
 

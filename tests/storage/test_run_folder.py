@@ -1,17 +1,22 @@
-"""The output folder: complete or absent, at every moment."""
+"""The output folder is complete or absent at every moment, and checkpoints come back bit for bit."""
 
 import csv
+import errno
+import math
+import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
-from timm_moe_dg.errors import ArgumentError, RecordError, StorageError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, RecordError, StorageError
 from timm_moe_dg.protocols.records import Record, read_records
-from timm_moe_dg.storage.run_folder import RunFolder, summary_row, summary_table
+from timm_moe_dg.storage.run_folder import Checkpoints, RunFolder, read_checkpoint, summary_row, summary_table
 
 SETTINGS = {"model": "gmoe_tiny_patch16", "test_domains": [1], "lr": 5e-4, "model_kwargs": {"moe_layers": (8, 10)}}
 
@@ -224,3 +229,115 @@ def test_a_finished_run_takes_more_steps_and_no_others(tmp_path):
     for record in read_records(tmp_path / "a" / "results.jsonl"):
         assert {name: record.args[name] for name in length} == length  # tables and cards tell it from any record
     assert yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())["steps"] == 20
+
+
+def nested(seed=0):
+    torch.manual_seed(seed)
+    weight = torch.randn(3, 4)
+    return {
+        "step": 7,
+        "state": {
+            0: {"exp_avg": weight, "step": torch.tensor(3.0)},
+            1: {"exp_avg": weight, "empty": torch.zeros(0, 2)},
+        },
+        "param_groups": [{"betas": (0.9, 0.999), "lr": 1e-4, "fused": None, "params": [0, 1]}],
+        "transposed": weight.t(),
+        "channels last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "half": weight.to(torch.bfloat16),
+        "a.b": torch.tensor([True]),
+        "a": {"b": torch.tensor(5), "text": "x", "limit": math.inf},
+    }
+
+
+def assert_same(actual, expected):
+    assert type(actual) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert actual.dtype == expected.dtype
+        assert actual.stride() == expected.stride()
+        assert torch.equal(actual, expected)
+    elif isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for key in expected:
+            assert_same(actual[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        for item, other in zip(actual, expected, strict=True):
+            assert_same(item, other)
+    else:
+        assert actual == expected
+
+
+def test_nested_states_come_back_bit_for_bit(tmp_path):
+    path = Checkpoints(tmp_path).save(7, nested())
+    assert_same(read_checkpoint(path), nested())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-000007.pt"]
+
+
+def test_the_last_two_are_kept_in_order_of_steps(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() is None
+    for name in ("step-copy.pt", ".step-000003.pt.new", "step-000003.pt.sha256"):  # of a kill and an older version
+        (tmp_path / name).touch()
+    for step in (999_999, 1_000_000, 1_000_001):
+        checkpoints.save(step, {"step": step})
+    names = ["step-1000000.pt", "step-1000001.pt", "step-copy.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert checkpoints.newest() == {"step": 1_000_001}
+
+
+@pytest.mark.parametrize("damage", ["cut off", "one bit", "not text", "empty"])
+def test_damage_is_reported_and_the_one_before_used(tmp_path, caplog, damage):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, nested(step))
+    path = tmp_path / "step-000002.pt"
+    data = bytearray(path.read_bytes())
+    weight = data.index(nested(2)["transposed"].t().contiguous().numpy().tobytes())
+    cut = data[: len(data) // 2]
+    data[weight] ^= 1
+    path.write_bytes({"cut off": cut, "one bit": data, "not text": b"\xff", "empty": b""}[damage])
+    assert_same(checkpoints.newest(), nested(1))
+    assert "step-000002.pt': is damaged (" in caplog.text
+    assert "using the checkpoint before it" in caplog.text
+
+
+def test_a_full_disk_leaves_those_before_intact(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, nested(step))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refuse(content, file):
+        file.write(b"half")
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904 (as torch's writer does)
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(StorageError, match=r"step-000003.pt': cannot be written .*No space left.*free some space"):
+        checkpoints.save(3, nested(3))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path):
+    with pytest.raises(CheckpointError, match="scalar"):
+        Checkpoints(tmp_path).save(1, {"algorithm": {"rate": np.float64(0.5)}})
+    assert Checkpoints(tmp_path).newest() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_that_was_removed_does_not_come_back(tmp_path):
+    with pytest.raises(StorageError, match="No such file"):
+        Checkpoints(tmp_path / "removed" / "checkpoints").save(1, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    for step in (1, 2, 3):
+        Checkpoints(tmp_path).save(step, {"step": step})
+    assert "step-000001.pt': cannot be deleted (Input/output error); delete it by hand" in caplog.text
+    assert Checkpoints(tmp_path).newest() == {"step": 3}

@@ -7,9 +7,8 @@ from safetensors.torch import save_file
 from torch import tensor
 
 from tests.invented import ARGS, make_record
-from timm_moe_dg.storage.checkpoint import RunState
-from timm_moe_dg.storage.ownership import owned
-from timm_moe_dg.storage.run_folder import RunFolder
+from timm_moe_dg.storage.files import owned
+from timm_moe_dg.storage.run_folder import RunFolder, RunState
 
 STEPS, EVERY = 7, 2
 ROLES = {0: (0.4, 0.1), 2: (0.2, 0.3), 4: (0.3, 0.2), 6: (0.1, 0.1)}  # worst group and F1-macro on "ood_val"

@@ -18,7 +18,7 @@ from timm.data import create_transform, resolve_model_data_config
 from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
-from timm_moe_dg.finetuning.plan import config_hparams, fill_in, make_plan
+from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 from timm_moe_dg.protocols.records import Record, read_records
@@ -293,17 +293,3 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(mistake, tool, tmp_path, m
         tool.main([*DENSE, *QUICK, "--img-size", "32", *words])
     assert "Traceback" not in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_hyper_parameter_seed_draws_and_options_win(tool):
-    words = ["--hparams-seed", "3", "--lr", "0.5", "--hparams", '{"lr": 1, "weight_decay": 0.25}']
-    options = parse_resumable(tool.build_parser(), words)
-    defaults = {"lr": 1e-4, "weight_decay": 0.0, "batch_size": 32}
-    hparams = config_hparams(options, defaults, "photographs")
-    assert (hparams["lr"], hparams["weight_decay"]) == (0.5, 0.25)
-    assert hparams["batch_size"] != 32
-    names = ("lr", "weight_decay", "batch_size")
-    benchmark = get_benchmark("rotated_digits")
-    filled = fill_in(options, benchmark, hparams, benchmark.read(None))
-    assert [getattr(filled, name) for name in names] == [hparams[name] for name in names]
-    assert (options.lr, options.weight_decay, options.batch_size) == (0.5, None, None)

@@ -8,7 +8,7 @@ import torch
 from tests.data.readers.files import write_csv, write_image
 from tests.load_tool import load_tool
 from timm_moe_dg.data import StepSampler
-from timm_moe_dg.storage.checkpoint import Checkpoints
+from timm_moe_dg.storage.run_folder import Checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from tests.hub_cache import fill_cache
 from tests.layers.encoders.satclip_checkpoint import released
 from tests.load_tool import load_tool
 from tests.models.cases import SMALL
-from timm_moe_dg.finetuning.calibration import save_calibration
 from timm_moe_dg.networks.calibration import Calibration, Scores, find_calibration, identify
 from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.storage.run_folder import save_calibration
 
 REPOSITORY = "someone/network"
 SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]

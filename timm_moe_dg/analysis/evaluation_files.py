@@ -10,7 +10,7 @@ from ..cli.text import one_line
 from ..metrics import CLASS_SCORES
 from ..protocols.evaluation import Scores
 from ..protocols.selection import counted
-from ..storage.atomic import json_text, write_csv
+from ..storage.files import json_text, write_csv
 from .evaluated import Evaluated
 from .evaluation_projection import plot_projection
 from .score_plots import plot_confusion, plot_reliability

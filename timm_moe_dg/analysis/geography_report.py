@@ -16,7 +16,7 @@ from ..data import Domain, EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
 from ..networks.build import Network
 from ..protocols.run_identity import sha256
-from ..storage.atomic import json_text, write_text
+from ..storage.files import json_text, write_text
 from .geography import (
     DomainMap,
     cell_width,

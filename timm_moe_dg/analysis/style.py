@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import MissingDependencyError, needs
-from ..storage.atomic import replaced_file
+from ..storage.files import replaced_file
 
 # matplotlib is imported inside functions, so that the package loads without it
 if TYPE_CHECKING:

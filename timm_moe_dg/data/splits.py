@@ -62,6 +62,40 @@ def split_domains(
     return splits
 
 
+def make_splits(
+    domains: Sequence[Domain],
+    training: Sequence[int],
+    args: Mapping[str, Any],
+    *,
+    positions: Sequence[int] | None = None,
+    checking: bool = False,
+) -> list[Split]:
+    """Splits every domain as a run with these options does; see `split_domains` and `split_by_group`.
+
+    With `checking`, training domains need validation images.
+    """
+    how = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
+    by_photograph = bool(args.get("split_by_photograph"))
+    groups = image_groups(domains, args)
+    if groups is None:
+        return split_domains(domains, training if checking else [], **how, positions=positions)
+    splits = split_by_group(domains, training, groups, **how, positions=positions, all_shared=by_photograph)
+    if checking:
+        argument = "split_by_photograph=True" if by_photograph else f"group_column={args['group_column']!r}"
+        check_groups(domains, training, groups, splits, argument)
+        if not by_photograph:
+            _log_groups(argument, groups)
+    return splits
+
+
+def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
+    counts = Counter(name for members in groups for name in set(members))
+    shared = [name for name, count in counts.items() if count > 1]
+    level = logging.WARNING if shared else logging.INFO
+    remark = f" ({listed(shared)}), which keep one part in all; some of their images are in no split" if shared else ""
+    _LOGGER.log(level, f"{argument}: {len(counts)} groups, {len(shared)} of them in several domains{remark}")
+
+
 def group_part(name: str) -> Part:
     """Assigns a group to a part by a hash of its name: 60% train, 20% validation, 20% test.
 

@@ -1,30 +1,42 @@
 """The training loop, and the steps around it: plan, lock, dry run or run, interruption."""
 
 import logging
+import math
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
-from torch import distributed
+from accelerate.utils.memory import should_reduce_batch_size
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
+from ..algorithms import Minibatches
 from ..analysis.curves import draw_learning_curves
 from ..data import check_readable, seed_hash
+from ..errors import ArgumentError, DivergenceError
 from ..protocols.options import RunOptions
-from .assembly import build_model
-from .calibration import calibrate_run
-from .launch import join_processes, leave_processes, lost_process_explained
-from .loaders import check_loaders
-from .log import RunLog
-from .memory import take_step
-from .plan import RunPlan, describe, make_plan
-from .process_state import process_state_kept
-from .progress import StepBar, tracker_errors_logged
-from .run import FineTuning, find_resume_point, lock_folder, start
-from .stopping import DivergenceCheck, Interrupted, Interruption, nan_if_not_finite
+from .messages import RunLog, describe, step_bar, tracker_errors_logged
+from .model import build_model
+from .plan import RunPlan, make_plan
+from .processes import (
+    Interrupted,
+    Interruption,
+    join_processes,
+    leave_processes,
+    lost_process_explained,
+    process_state_kept,
+)
+from .resume import find_resume_point, lock_folder
+from .run import FineTuning, calibrate_run, start
+from .training_data import check_loaders
 
 LOSS_FREQ = 10  # steps between losses in the progress bar; reading one waits for the device
+# Two consecutive layers multiply their weights and a norm squares the product. With weights beyond this, float32
+# overflows and the network returns NaN, although the weights are finite.
+LARGEST = torch.finfo(torch.float32).max ** 0.25
 _logger = logging.getLogger(__name__)
 
 
@@ -33,8 +45,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
     options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
     first, checkpoints = run.resume_point.first_step, run.plan.folder.checkpoints
     check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
-    steps = range(first, options.steps)
-    bar = StepBar(steps, options.model, hidden=not accelerator.is_main_process)
+    bar = step_bar(range(first, options.steps), options.model, hidden=not accelerator.is_main_process)
     run.finish_interrupted_step(stop)
     if run.has_stalled():
         return
@@ -55,10 +66,10 @@ def train(run: FineTuning, stop: Interruption) -> None:
         if shows_loss or accelerator.device.type == "cpu":
             check(step, meter.total(), checkpoints.describe())
         if shows_loss:
-            bar.show(step, losses["loss"].item(), meter.rate())
+            bar.set_postfix({"loss": losses["loss"].item(), "images/s": round(meter.rate())}, refresh=False)
         if evaluates or stopping or (options.save_freq and step % options.save_freq == 0):
-            total = accelerator.reduce(nan_if_not_finite(meter.total(), model.network))
-            check(step, total, checkpoints.describe())
+            check(step, accelerator.reduce(meter.total()), checkpoints.describe())
+            check_weights(model.network, step, checkpoints.describe())
             run.save_checkpoint(step)
         if stopping:
             raise Interrupted
@@ -67,6 +78,18 @@ def train(run: FineTuning, stop: Interruption) -> None:
             if run.has_stalled():
                 _logger.info(f"ending after step {step}: {options.early_stop} evaluations without a better validation")
                 break
+
+
+def take_step(run: FineTuning, step: int, minibatches: Minibatches) -> dict[str, Tensor]:
+    """Takes a training step and returns its scalars. If the memory is full, raises an `ArgumentError`."""
+    try:
+        return run.model.algorithm.take_step(run.context(step), minibatches)
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        remedy = "give a smaller --batch-size, --grad-accum-steps or --grad-checkpointing"
+        reason = f"the memory of {run.accelerator.device} is full; {remedy} ({error})"
+        raise ArgumentError.of("batch_size", run.plan.options.batch_size, reason) from error
 
 
 def finish(run: FineTuning, stop: Interruption) -> None:
@@ -135,3 +158,40 @@ def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
         return
     _logger.info(text)
     raise stop.error(text)  # outside of the except clause, or it would keep the frames of the loop
+
+
+class DivergenceCheck:
+    """Detects non-finite training and names the first suspect step."""
+
+    def __init__(self, first_step: int, domains: Sequence[str]) -> None:
+        self._unchecked = first_step
+        self._domains = domains
+
+    def __call__(self, step: int, total: Tensor, checkpoint: str) -> None:
+        """Checks the steps since the last call, up to `step`, the one just taken.
+
+        `total` is a sum over these steps, finite only if every step's value was. Reading it waits for the device.
+        `checkpoint` names the last good checkpoint, for the message.
+        """
+        value = total.item()
+        if not math.isfinite(value):
+            since = f"at step {step}" if step <= self._unchecked else f"in one of the steps {self._unchecked} to {step}"
+            raise DivergenceError(
+                f"loss={value}: not finite {since}, on a batch of {', '.join(self._domains)}; lower --lr, warm up, or "
+                f"train without --amp-dtype float16; last good checkpoint: {checkpoint}"
+            )
+        self._unchecked = step + 1
+
+
+def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
+    """Checks that no weight is above `LARGEST` or not a number, so that a checkpoint of the network is of use."""
+    weights = [parameter.detach() for parameter in network.parameters()]
+    shards = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    total = torch.stack([shard.abs().max() for shard in shards if shard.numel()]).max().nan_to_num(math.inf)
+    if any(isinstance(weight, DTensor) for weight in weights):
+        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+    if not total.item() <= LARGEST:
+        raise DivergenceError(
+            f"weights={total.item():.1e}: too large after step {step} to go on with; lower --lr, or warm up; last good "
+            f"checkpoint: {checkpoint}"
+        )

@@ -3,13 +3,14 @@
 import itertools
 import json
 import logging
+import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from timm.models import safe_model_name
 from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
-from ..algorithms.hparams import Distribution, Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
-from ..cli.text import one_line
+from ..algorithms.hparams import Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
+from ..cli.values import LOCAL
 from ..data import (
     Benchmark,
     Domain,
@@ -27,26 +28,23 @@ from ..data import (
     evaluation_only,
     get_benchmark,
     seed_hash,
-    split_domains,
     training_domains,
 )
-from ..data.bands import band_settings, wavelength
+from ..data.bands import band_settings
 from ..data.domains import listed
-from ..data.inspection import fingerprint, short, with_readable
-from ..data.splits import NO_DOMAIN, check_groups, hold_out, image_groups, split_by_group, test_positions
-from ..errors import ArgumentError
+from ..data.inspection import Fingerprint, fingerprint, short, with_readable
+from ..data.splits import hold_out, make_splits, test_positions
+from ..errors import ArgumentError, MissingDependencyError, MoeDgError
 from ..networks.build import check_name
-from ..protocols.evaluation import describe_role
-from ..protocols.options import DEFAULTS, FILLED_IN, Arguments, FilledOptions, RunOptions
+from ..protocols.evaluation import recognize
+from ..protocols.options import DEFAULTS, FILLED_IN, SPLITTING, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import measured_settings, stamp
-from ..storage.run_folder import RunFolder, warn_of_seen_images
+from ..storage.run_folder import RunFolder, run_arguments
 from .optimization import check_optimizer
-from .progress import check_trackers, wanted_trackers
 
 _logger = logging.getLogger(__name__)
+TRACKERS = ("tensorboard", "wandb")
 MAX_CLASSES = 12  # in a message or table
-MAX_DOMAINS, MAX_NAME = 8, 10  # domains, and characters of a title, in the table of classes
-MANY_EPOCHS = 100  # after which small data are learned by heart
 _RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
@@ -83,6 +81,11 @@ class RunPlan:
         """Names of the classes."""
         return self.domains[0].classes
 
+    def training_rows(self, column: str, part: str = "inside") -> list[np.ndarray]:
+        """Rows of a column of the training domains, "targets" or "metadata", in their splits."""
+        splits = [(self.domains[position], self.splits[position]) for position in self.training]
+        return [np.asarray(getattr(domain, column))[getattr(split, part)] for domain, split in splits]
+
     def named(self, experiment: str) -> "RunPlan":
         """Returns the plan for a run of this name. Its folder is examined anew."""
         options = replace(self.options, experiment=experiment)
@@ -116,9 +119,7 @@ def make_plan(options: RunOptions) -> RunPlan:
         values = vars(options)[name]
         if values and len(values) != options.in_chans:
             raise ArgumentError.of(name, values, f"give a value for each of the {options.in_chans} bands (--in-chans)")
-    defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
-    defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
-    hparams = config_hparams(options, defaults, benchmark.search_space, method.SEARCH, method.SEARCH_ALIASES)
+    hparams = config_hparams(options, benchmark, method, averaging)
     metadata_columns = options.metadata_columns or ()
     domains = benchmark.read(options.data_dir, metadata_columns, options.image_bands, columns=options.columns)
     digests = fingerprint(domains)
@@ -139,15 +140,35 @@ def make_plan(options: RunOptions) -> RunPlan:
     warn_late(hparams, filled.steps)
     args = {**vars(filled), **stamp(), **measured_settings(vars(filled)), "data": short(digests)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
-    warn_of_seen_images(args, domains, digests)
+    _warn_of_seen(args, domains, digests)
     kind = "photograph" if filled.split_by_photograph else "group" if filled.group_column else "random"
     kinds = ["official" if domain.split else kind for domain in domains]
     facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
     record_args["split_sizes"] = sizes
-    _warn_of_untrained(domains[0].classes, class_counts(domains, splits, training))
+    counts = class_counts(domains, splits, training)
+    if untrained := [repr(name) for name, row in zip(domains[0].classes, counts, strict=True) if not row[0]]:
+        words = f"no training image is of the classes {listed(untrained, MAX_CLASSES)}"
+        _logger.warning(f"{words}: the model cannot learn them")
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
+    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
+    start, file = {}, args["initial_checkpoint"]
+    if not (file or args["pretrained"]):
+        return
+    with suppress(MoeDgError):  # args.yaml of something else
+        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else args["model"])
+    known = recognize(start, domains, digests) or ()
+    trained = [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
+    if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
+        _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")
+    different = [name for name in SPLITTING if args[name] != start.get(name, DEFAULTS[name])]
+    if different and (validating := [domains[index].name for index in trained if index not in args["test_domains"]]):
+        remark = f"images of {listed(validating)} that validate here ({', '.join(different)} differs)"
+        _logger.warning(f"the weights to start from were trained on {remark}")
 
 
 def class_counts(domains: Sequence[Domain], splits: Sequence[Split], training: Sequence[int]) -> np.ndarray:
@@ -158,13 +179,6 @@ def class_counts(domains: Sequence[Domain], splits: Sequence[Split], training: S
         for column, part in parts.items():
             counts[:, column] += np.bincount(np.asarray(domain.targets, int)[part], minlength=len(counts))
     return counts
-
-
-def _warn_of_untrained(classes: Sequence[str], counts: np.ndarray) -> None:
-    if untrained := [repr(name) for name, row in zip(classes, counts, strict=True) if not row[0]]:
-        more = f" and {len(untrained) - MAX_CLASSES} more" if len(untrained) > MAX_CLASSES else ""
-        listed = ", ".join(untrained[:MAX_CLASSES]) + more
-        _logger.warning(f"no training image is of the classes {listed}: the model cannot learn them")
 
 
 def steps_per_epoch(splits: Sequence[Split], training: Sequence[int], batch_size: int) -> float:
@@ -178,118 +192,16 @@ def open_folder(options: FilledOptions, args: Arguments) -> RunFolder:
     return RunFolder(path, args, resume=options.resume is not None)
 
 
-def describe(plan: RunPlan) -> str:
-    """Describes a run before it starts: a table of the domains and their roles, the training, the output folder."""
-    options, training = plan.options, set(plan.training)
-    images = sum(len(domain) for domain in plan.domains)
-    width = max(len("domain"), *map(len, plan.names))
-    lines = [
-        f"data: {options.dataset}, {len(plan.domains)} domains, {images} images, {len(plan.classes)} classes",
-        f"  {'domain':<{width}}  {'role':<9}  in-split  out-split",
-    ]
-    for position, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
-        role = describe_role(domain, position not in training)
-        lines.append(f"  {domain.name:<{width}}  {role:<10} {len(split.inside):8}  {len(split.outside):9}")
-    smallest = min(plan.training, key=lambda position: len(plan.splits[position].inside))
-    per_epoch = steps_per_epoch(plan.splits, plan.training, options.batch_size)
-    if options.dry_run:
-        lines += _describe_classes(plan)
-    if not options.image_bands.is_rgb:
-        is_photograph = plan.benchmark.augmentation == "photograph"
-        remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
-        scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
-        lines.append(f"images: {options.in_chans} bands, {scaled}")
-        if options.bands:
-            lines.append(f"bands: {', '.join(f'{name} ({wavelength(name):g} nm)' for name in options.bands)}")
-    lines += [
-        f"held out: {', '.join(plan.names[position] for position in options.test_domains) or NO_DOMAIN}",
-        f"training: {options.model}, {options.algorithm}; {options.steps} steps of {len(training)} x "
-        f"{options.batch_size} images, evaluated every {options.eval_freq}; {per_epoch:.1f} steps are an "
-        f"epoch, one pass over {plan.names[smallest]}, the smallest training domain; "
-        f"{options.steps / per_epoch:.1f} epochs in all",
-    ]
-    if options.linear_steps:
-        probed = "classifier and routers" if options.linear_routers else "classifier"
-        lines.append(f"first {options.linear_steps} steps: {probed} alone")
-    if options.dry_run:
-        rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
-        lines += [f"optimizer: {options.opt}, {rates}", *_advise_steps(plan, per_epoch)]
-    return "\n".join(map(one_line, [*lines, f"output: {plan.folder.path}"]))
-
-
-def _describe_classes(plan: RunPlan) -> list[str]:
-    """A table of classes by role and by domain. Of many classes the rarest in training are shown."""
-    roles = class_counts(plan.domains, plan.splits, plan.training)
-    by_domain = [np.bincount(np.asarray(domain.targets, int), minlength=len(roles)) for domain in plan.domains]
-    counts = np.column_stack([roles, *by_domain[:MAX_DOMAINS]])
-    shown = sorted(np.argsort(roles[:, 0], kind="stable")[:MAX_CLASSES].tolist())
-    rows = [("class", ["training", "validation", "held out", *plan.names[:MAX_DOMAINS]])]
-    rows += [(_cut(plan.classes[index], 2 * MAX_NAME), counts[index]) for index in shown]
-    rows.append(("all", counts.sum(0)))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:<{width}}  " + "  ".join(f"{_cut(str(cell)):>{MAX_NAME}}" for cell in row) for name, row in rows]
-    left_out = {"rarest of %d classes": (MAX_CLASSES, len(roles)), "first of %d domains": (MAX_DOMAINS, len(by_domain))}
-    return lines + [f"  the {most} {words % count}" for words, (most, count) in left_out.items() if count > most]
-
-
-def _cut(name: str, length: int = MAX_NAME) -> str:
-    """A name without its middle, if it is long."""
-    return name if len(name) <= length else f"{name[: length // 2 - 1]}..{name[1 - length // 2 :]}"
-
-
-def _advise_steps(plan: RunPlan, per_epoch: float) -> list[str]:
-    """A smaller number of steps for small data: `MANY_EPOCHS` passes, with two evaluations at least."""
-    options, enough = plan.options, max(round(MANY_EPOCHS * per_epoch), plan.options.eval_freq) + 1
-    if options.steps <= 2 * enough:
-        return []
-    advice = f"{options.steps} steps are many for so few images; --steps {enough} are {enough / per_epoch:.0f} epochs"
-    return [f"{advice} (rule: {MANY_EPOCHS} epochs, and at least --eval-freq + 1 steps)"]
-
-
-def make_splits(
-    domains: Sequence[Domain],
-    training: Sequence[int],
-    args: Arguments,
-    *,
-    positions: Sequence[int] | None = None,
-    checking: bool = False,
-) -> list[Split]:
-    """Splits every domain as a run with these options does; see `split_domains` and `data.splits.split_by_group`.
-
-    With `checking`, training domains need validation images.
-    """
-    how = {"trial_seed": args["trial_seed"], "holdout_fraction": args.get("holdout_fraction", 0.2)}
-    by_photograph = bool(args.get("split_by_photograph"))
-    groups = image_groups(domains, args)
-    if groups is None:
-        return split_domains(domains, training if checking else [], **how, positions=positions)
-    splits = split_by_group(domains, training, groups, **how, positions=positions, all_shared=by_photograph)
-    if checking:
-        argument = "split_by_photograph=True" if by_photograph else f"group_column={args['group_column']!r}"
-        check_groups(domains, training, groups, splits, argument)
-        if not by_photograph:
-            _log_groups(argument, groups)
-    return splits
-
-
-def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
-    counts = Counter(name for members in groups for name in set(members))
-    shared = [name for name, count in counts.items() if count > 1]
-    level = logging.WARNING if shared else logging.INFO
-    remark = f" ({listed(shared)}), which keep one part in all; some of their images are in no split" if shared else ""
-    _logger.log(level, f"{argument}: {len(counts)} groups, {len(shared)} of them in several domains{remark}")
-
-
 def config_hparams(
-    options: RunOptions,
-    defaults: Mapping[str, float],
-    search_space: str,
-    extra: Mapping[str, Distribution | str] = MappingProxyType({}),
-    aliases: Mapping[str, str] = MappingProxyType({}),
+    options: RunOptions, benchmark: Benchmark, method: type[Algorithm], averaging: type[Averaging] | None
 ) -> Hparams:
     """Merges defaults, a random draw, --hparams and the options that name a hyper-parameter. Later ones win."""
+    defaults = {**benchmark.hparams, **method.HPARAMS, **(averaging.HPARAMS if averaging else {})}
+    defaults |= benchmark.swad_hparams if _follows_swad(options) else {}
     seeds = {"hparams_seed": options.hparams_seed, "trial_seed": options.trial_seed}
-    drawn = draw_hparams(search_space, **seeds, further=extra, aliases=aliases) if options.hparams_seed else {}
+    drawn = {}
+    if options.hparams_seed:
+        drawn = draw_hparams(benchmark.search_space, **seeds, further=method.SEARCH, aliases=method.SEARCH_ALIASES)
     direct = {name: vars(options)[name] for name in defaults if vars(options).get(name) is not None}
     return resolve_hparams(defaults, drawn, {**options.hparams, **direct})
 
@@ -385,3 +297,21 @@ def _check_validated(options: RunOptions, averaging: type[Averaging] | None, spl
 def _follows_swad(options: RunOptions) -> bool:
     """Whether weights are averaged by SWAD, for which the benchmarks have their own settings."""
     return (options.averaging or "").startswith("swad")
+
+
+def wanted_trackers(options: RunOptions) -> list[str]:
+    """Names of the trackers that the options switch on."""
+    return [name for name in TRACKERS if vars(options)[f"log_{name}"]]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Checks that trackers are installed, and that Weights & Biases has a key or is offline."""
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingDependencyError.of(f"--log-{name}", name, "tracking")
+    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        if not wandb.api.api_key:
+            remedy = "Weights & Biases has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
+            raise ArgumentError.of("log_wandb", True, remedy)

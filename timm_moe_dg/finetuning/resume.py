@@ -1,19 +1,25 @@
-"""The command line of a run that may resume an earlier one."""
+"""Resuming a run: the command line, the run that it means, the lock of its folder, and the checkpoint to go on from."""
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from ..cli.arguments import from_parsed, parse_arguments
 from ..cli.tool import ToolParser
 from ..data.splits import domain_positions
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ProcessLostError
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
-from ..protocols.run_identity import canonical_json, read_arguments, read_repeatable, with_defaults
-from ..storage.checkpoint import Checkpoints
-from ..storage.ownership import is_owned
-from ..storage.run_folder import ARGUMENTS, DONE
+from ..protocols.run_identity import canonical_json, check_unchanged, read_arguments, read_repeatable, with_defaults
+from ..storage.files import is_owned, owned
+from ..storage.run_folder import ARGUMENTS, DONE, Checkpoints, RunState
+from .plan import RunPlan, run_names
+from .processes import is_sharded
 
 AUTO = "auto"
 _UNREPORTED = NO_EFFECT_ON_RESULTS - {"epochs"}
@@ -102,3 +108,61 @@ def _obstacle(run: Path, recorded: Arguments) -> str | None:
         kind = " and ".join(f"its {words} ({recorded[name]})" for name, words in ends.items() if recorded[name])
         return f"{kind} goes with the {recorded['steps']} steps that it was begun with"
     return None if Checkpoints(run / "checkpoints").newest() else "its last checkpoint is not there"
+
+
+@contextmanager
+def lock_folder(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
+    """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
+
+    A made-up name that was taken since gets a number in the plan that is yielded. If the main process raises an error,
+    the others exit.
+    """
+    if plan.options.dry_run:  # writes nothing
+        yield plan
+        return
+    with ExitStack() as stack:
+        name: list[str | None] = [None]
+        try:
+            if accelerator.is_main_process:
+                name = [_lock_free_name(plan, stack)]
+        finally:
+            broadcast_object_list(name)
+        if name[0] is None:
+            raise ProcessLostError("the main process did not start the run; see its own message")
+        yield plan.named(name[0])  # examines the folder again, which may have been filled since
+
+
+def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
+    """Locks the folder of the first name that is free, and returns that name."""
+    options = plan.options
+    for name in run_names(options):
+        try:
+            with ExitStack() as attempt:
+                attempt.enter_context(owned(Path(options.output, name)))
+                plan.named(name)
+                stack.enter_context(attempt.pop_all())
+            return name
+        except ArgumentError:  # taken
+            if "experiment" not in options.filled_in:
+                raise
+    raise AssertionError("made-up names do not end")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The point where a process starts or resumes a run."""
+
+    identity: Arguments  # everything that determines the run's numbers
+    checkpoint: RunState | None
+    first_step: int
+
+
+def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
+    """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
+    checkpoint = plan.folder.newest_checkpoint()
+    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+    identity = plan.identity(**launched, **({"use_fsdp": True} if is_sharded() else {}))
+    if checkpoint is not None:
+        # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
+        check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
+    return ResumePoint(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)

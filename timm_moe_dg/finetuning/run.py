@@ -1,102 +1,100 @@
-"""A run in progress: its folder, the point where it starts or resumes, evaluations, checkpoints and its end."""
+"""A run in progress: its evaluations, checkpoints and end."""
 
 import logging
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
-from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, broadcast_object_list, gather_object, send_to_device
-from torch import nn
+from accelerate.utils import broadcast, gather_object, send_to_device
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..algorithms import Minibatches, StepContext
 from ..cli.tool import command
+from ..cli.values import LOCAL
 from ..data import Domain, StepSampler
-from ..errors import ArgumentError, ProcessLostError
+from ..errors import ArgumentError, MoeDgError
 from ..models import DomainHeadsVisionTransformer
-from ..protocols.evaluation import Batches, Gather, domain_accuracies, in_scores, out_losses, predict, role_scores
-from ..protocols.options import Arguments
+from ..networks.averages import load_predictor
+from ..networks.calibration import calibrate, calibration_command
+from ..protocols.evaluation import (
+    Batches,
+    Gather,
+    domain_accuracies,
+    in_scores,
+    out_losses,
+    predict,
+    role_scores,
+    unseen_domains,
+)
 from ..protocols.records import Record
-from ..protocols.run_identity import check_unchanged
+from ..protocols.run_identity import method_of
 from ..protocols.selection import selection_remark, summary, validation_accuracy
-from ..storage.checkpoint import RunState, TrainingState
-from ..storage.ownership import owned
-from ..storage.run_folder import summary_row
-from .assembly import Model
-from .loaders import build_loaders, step_sampler
-from .plan import RunPlan, run_names, steps_per_epoch
-from .progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
-from .resume import can_be_extended
-from .sharding import divided, is_sharded, whole
-from .stopping import Interruption, check_weights
+from ..storage.run_folder import RunState, save_calibration, summary_row
+from .messages import domain_table, start_trackers, tracker_errors_logged
+from .model import Model, divided, whole
+from .plan import RunPlan, steps_per_epoch
+from .processes import Interruption, is_sharded
+from .resume import ResumePoint, can_be_extended
+from .training_data import build_loaders, step_sampler
 
 _logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def lock_folder(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
-    """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
+class MeterState(TypedDict):
+    """The state of a `StepMeter`."""
 
-    A made-up name that was taken since gets a number in the plan that is yielded. If the main process raises an error,
-    the others exit.
-    """
-    if plan.options.dry_run:  # writes nothing
-        yield plan
-        return
-    with ExitStack() as stack:
-        name: list[str | None] = [None]
-        try:
-            if accelerator.is_main_process:
-                name = [_lock_free_name(plan, stack)]
-        finally:
-            broadcast_object_list(name)
-        if name[0] is None:
-            raise ProcessLostError("the main process did not start the run; see its own message")
-        yield plan.named(name[0])  # examines the folder again, which may have been filled since
+    steps: int
+    sums: dict[str, Tensor]
+    seconds: float
 
 
-def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
-    """Locks the folder of the first name that is free, and returns that name."""
-    options = plan.options
-    for name in run_names(options):
-        try:
-            with ExitStack() as attempt:
-                attempt.enter_context(owned(Path(options.output, name)))
-                plan.named(name)
-                stack.enter_context(attempt.pop_all())
-            return name
-        except ArgumentError:  # taken
-            if "experiment" not in options.filled_in:
-                raise
-    raise AssertionError("made-up names do not end")
+class StepMeter:
+    """Means of losses and of the time per step since the last evaluation, without waiting for the device."""
 
+    def __init__(self, images_per_step: int = 0) -> None:
+        self.images_per_step = images_per_step  # over all domains and processes
+        self.restart()
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """The point where a process starts or resumes a run."""
+    def add(self, losses: Mapping[str, Tensor]) -> None:
+        """Counts one step with its scalar losses."""
+        self._steps += 1
+        for name, value in losses.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)).to(value.device) + value
 
-    identity: Arguments  # everything that determines the run's numbers
-    checkpoint: RunState | None
-    first_step: int
+    def take(self) -> tuple[dict[str, Tensor], float]:
+        """Returns the mean of each loss and the seconds per step."""
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        return means, (time.perf_counter() - self._start) / self._steps
 
+    def total(self) -> Tensor:
+        """Sum of the loss, finite only if every step's loss was."""
+        return self._sums["loss"]
 
-def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
-    """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
-    checkpoint = plan.folder.newest_checkpoint()
-    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    identity = plan.identity(**launched, **({"use_fsdp": True} if is_sharded() else {}))
-    if checkpoint is not None:
-        # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
-        check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)
-    return ResumePoint(identity, checkpoint, 0 if checkpoint is None else checkpoint["step"] + 1)
+    def rate(self) -> float:
+        """Images per second."""
+        return self._steps * self.images_per_step / (time.perf_counter() - self._start)
+
+    def restart(self) -> None:
+        """Starts anew. Call it when training goes on after an evaluation."""
+        self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
+
+    def state_dict(self) -> MeterState:
+        """Returns the state."""
+        return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
+
+    def load_state_dict(self, state: MeterState) -> None:
+        """Restores a state."""
+        self._steps = state["steps"]
+        self._sums: dict[str, Tensor] = dict(state["sums"])
+        self._start = time.perf_counter() - state["seconds"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,18 @@ class FineTuning:
     batches: Iterable[Minibatches]  # one list of minibatches for each step, this process's share
     evaluation: DataLoader
     meter: StepMeter
-    state: TrainingState  # the content of checkpoints
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Parts whose state in a checkpoint is the same in every process, by name."""
+        model = self.model
+        parts = {"network": model.network, "optimizer": model.training.optimizer, "scaler": self.accelerator.scaler}
+        return {name: part for name, part in {**parts, "averaging": model.averaging}.items() if part is not None}
+
+    @property
+    def per_process(self) -> dict[str, Any]:
+        """Parts whose state in a checkpoint may differ between processes, by name."""
+        return {"algorithm": self.model.algorithm, "meter": self.meter}
 
     def context(self, step: int) -> StepContext:
         """Everything that a step is taken with, and its domains."""
@@ -133,12 +142,31 @@ class FineTuning:
 
     def save_checkpoint(self, step: int) -> None:
         """Writes a checkpoint, once the run has a folder with its first evaluation."""
+        folder, main = self.plan.folder, self.accelerator.is_main_process
+        shared = {name: part.state_dict() for name, part in self.shared.items()}
+        if self.model.sharding:
+            shared = whole(shared, main=main)
+        states = {name: part.state_dict() for name, part in self.per_process.items()}
+        # To the CPU, or the main process's accelerator would receive the tensors of all others
+        per_process = gather_object([send_to_device(states, "cpu")])
+        if main and folder.records:
+            content = {"step": step, "identity": self.resume_point.identity}
+            folder.checkpoints.save(step, {**content, "shared": shared, "per_process": per_process})
+
+    def restore(self, checkpoint: RunState) -> None:
+        """Restores the state and the records of a checkpoint."""
         folder = self.plan.folder
-        if step:  # the first evaluation has no checkpoint before it
-            check_weights(self.model.network, step, folder.checkpoints.describe())
-        state = self.state.collect()
-        if self.accelerator.is_main_process and folder.records:
-            folder.checkpoints.save(step, {"step": step, "identity": self.resume_point.identity, **state})
+        folder.read_back(checkpoint["step"])
+        # All processes read the records before the main one rewrites the file
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            folder.cut_back()
+        for name, part in self.shared.items():
+            state = checkpoint["shared"][name]
+            part.load_state_dict(divided(part, state) if self.model.sharding else state)
+        for name, part in self.per_process.items():
+            part.load_state_dict(checkpoint["per_process"][self.accelerator.process_index][name])
+        _logger.info(f"resumed {folder.path} after step {checkpoint['step']}")
 
     def evaluate(self, step: int, stop: Interruption) -> None:
         """Evaluates and records the network of a step, or the average of weights that stands for it."""
@@ -224,15 +252,6 @@ class FineTuning:
         self.meter.restart()
 
 
-def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> dict[str, Any]:
-    """Scores a model on every domain, by the names of `Record`; see `protocols.evaluation.predict`."""
-    predictions = predict(model, batches, gather)
-    in_acc, out_acc = domain_accuracies(predictions, len(domains))
-    losses = out_losses(predictions, len(domains))
-    roles, metrics = role_scores(predictions, domains), in_scores(predictions, len(domains))
-    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": roles, "metrics": metrics}
-
-
 def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: ResumePoint) -> FineTuning:
     """Builds the loaders of a run and, if the run is resumed, restores the checkpoint."""
     share = {"process": accelerator.process_index, "num_processes": accelerator.num_processes}
@@ -255,39 +274,40 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         batches=batches,
         evaluation=accelerator.prepare(evaluation),
         meter=meter,
-        state=_training_state(model, meter, accelerator),
     )
     if resume_point.checkpoint is not None:
-        _restore(run, resume_point.checkpoint)
+        run.restore(resume_point.checkpoint)
     return run
 
 
-def _training_state(model: Model, meter: StepMeter, accelerator: Accelerator) -> TrainingState:
-    shared = {
-        "network": model.network,
-        "optimizer": model.training.optimizer,
-        "scaler": accelerator.scaler,
-        "averaging": model.averaging,
-    }
-    state = TrainingState(
-        shared={name: part for name, part in shared.items() if part is not None},
-        per_process={"algorithm": model.algorithm, "meter": meter},
-        # To the CPU, or the main process's accelerator would receive the tensors of all others
-        gather=lambda states: gather_object(send_to_device(states, "cpu")),
-        process=accelerator.process_index,
-    )
-    if model.sharding:
-        state = replace(state, whole=partial(whole, main=accelerator.is_main_process), divided=divided)
-    return state
+def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> dict[str, Any]:
+    """Scores a model on every domain, by the names of `Record`; see `protocols.evaluation.predict`."""
+    predictions = predict(model, batches, gather)
+    in_acc, out_acc = domain_accuracies(predictions, len(domains))
+    losses = out_losses(predictions, len(domains))
+    roles, metrics = role_scores(predictions, domains), in_scores(predictions, len(domains))
+    return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": roles, "metrics": metrics}
 
 
-def _restore(run: FineTuning, checkpoint: RunState) -> None:
-    """Restores the state and the records of a checkpoint."""
-    folder = run.plan.folder
-    folder.read_back(checkpoint["step"])
-    # All processes read the records before the main one rewrites the file
-    run.accelerator.wait_for_everyone()
-    if run.accelerator.is_main_process:
-        folder.cut_back()
-    run.state.restore(checkpoint)
-    _logger.info(f"resumed {folder.path} after step {checkpoint['step']}")
+def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLoader], Any] = iter) -> None:
+    """Calibrates the selected network of a run, or logs why it cannot."""
+    folder = plan.folder.path / "best"
+    options = plan.options
+    tested = [index for index in range(len(plan.domains)) if index not in plan.training]
+    data = (plan.domains, plan.splits, plan.training, unseen_domains(plan.domains, tested))
+    settings: dict[str, Any] = {"method": method_of(plan.folder.args), "metadata_columns": options.metadata_columns}
+    settings |= {"batch_size": options.validation_batch_size, "workers": options.workers}
+    level = logging.root.manager.disable
+    try:
+        if is_sharded():
+            command = calibration_command(str(plan.folder.path))
+            raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
+        logging.disable(logging.INFO)  # a second description of the network
+        network = load_predictor(f"{LOCAL}{folder}").to(device)
+        calibration = calibrate(network, *data, **settings, watched=watched)
+    except (MoeDgError, torch.OutOfMemoryError) as error:  # the run itself is complete
+        _logger.warning(f"no temperature was fitted: {error}")
+        return
+    finally:
+        logging.disable(level)
+    save_calibration(calibration, folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard, SpaceCardData
 
 from .. import __version__
-from ..storage.atomic import replaced
+from ..storage.files import replaced
 
 
 def write_space(model: Path, repo_id: str) -> Path:

@@ -32,13 +32,10 @@ from ..data import (
 )
 from ..data.bands import Bands, band_settings
 from ..data.inspection import fingerprint, with_readable
-from ..data.splits import domain_positions, hold_out, image_groups
+from ..data.splits import domain_positions, hold_out, image_groups, make_splits
 from ..errors import ArgumentError, ProtocolError
-from ..finetuning.calibration import save_calibration
-from ..finetuning.launch import check_world_size, leave_processes
-from ..finetuning.plan import make_splits
-from ..finetuning.process_state import process_state_kept
-from ..finetuning.progress import role_line
+from ..finetuning.messages import role_line
+from ..finetuning.processes import check_world_size, leave_processes, process_state_kept
 from ..networks.averages import evaluation_view, load_predictor
 from ..networks.bands import check_bands
 from ..networks.build import Network, check_name, warn_of_other_values
@@ -47,8 +44,8 @@ from ..networks.trained import WithFeatures, match_classes, takes_metadata, unkn
 from ..protocols.evaluation import SPLITS, Recognized, collect_outputs, recognize, restrict, unseen_domains
 from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..protocols.run_identity import method_of
-from ..storage.atomic import all_or_nothing
-from ..storage.run_folder import run_arguments, warn_of_unfinished
+from ..storage.files import all_or_nothing
+from ..storage.run_folder import run_arguments, save_calibration, warn_of_unfinished
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]

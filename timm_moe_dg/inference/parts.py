@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArgumentError, DataError, StorageError, needs
-from ..storage.atomic import json_text, synchronize
+from ..storage.files import json_text, synchronize
 from .certainty import ABSTAIN, SET
 from .image_rows import ImageRow
 from .predictor import STATUS, Column, Part

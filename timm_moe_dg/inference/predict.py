@@ -19,7 +19,7 @@ from ..cli.values import positive_int, shard_text
 from ..data.readers.csv_tables import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError
 from ..networks.trained import network_digest
-from ..storage.atomic import all_or_nothing, write_rows
+from ..storage.files import all_or_nothing, write_rows
 from .certainty import CertaintyOptions, certainty_columns
 from .image_rows import ImageRow, MetadataNames, chunks, image_rows
 from .parts import PartFolder, Shard, check_folder

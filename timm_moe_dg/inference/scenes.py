@@ -40,7 +40,7 @@ from ..networks.bands import bands_of
 from ..networks.build import Network
 from ..networks.calibration import find_calibration
 from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
-from ..storage.atomic import all_or_nothing
+from ..storage.files import all_or_nothing
 from .certainty import CertaintyOptions
 
 BLOCK = 256  # side of the map's blocks in pixels

@@ -13,8 +13,8 @@ from ..analysis.evaluated import Evaluated
 from ..analysis.run_view import RunView
 from ..cli.values import LOCAL
 from ..data import Domain, EvaluationImages, Split
+from ..data.splits import make_splits
 from ..errors import DataError
-from ..finetuning.plan import make_splits
 from ..layers.reports.routing import count_first_choices
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins

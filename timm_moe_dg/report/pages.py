@@ -11,7 +11,7 @@ from ..analysis.score_plots import plot_confusion, plot_reliability
 from ..errors import ArgumentError
 from ..protocols.selection import FEW, counted, images, worst_groups
 from ..results.new_site import new_site, percent, recommendation, sentences, site_tables
-from ..storage.atomic import write_text
+from ..storage.files import write_text
 from .model_pictures import experts_note, model_pictures
 from .network_facts import NetworkFacts, ReportSettings, evaluate_network
 from .pictures import Missing, attempt, inlined

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ArgumentError, RecordError
+from ..finetuning.jobs import Job, tail
 from ..hub.origin import training_command, without_local_paths
 from ..networks.build import ensemble_members
 from ..protocols.options import Arguments
@@ -25,7 +26,6 @@ from ..protocols.selection import (
 from ..results.new_site import near_chance
 from ..results.runs import RESULTS, FinishedRun, domain_names
 from ..storage.run_folder import BEST
-from ..sweeping.jobs import Job, tail
 
 
 class Choice(NamedTuple):
@@ -42,7 +42,7 @@ class RunFacts:
     """A run, finished or not, as found in its folder."""
 
     run: FinishedRun
-    state: str  # one of `sweeping.jobs.STATES`
+    state: str  # one of `finetuning.jobs.STATES`
     log: Path  # kept by a sweep; the file need not exist
 
     @property

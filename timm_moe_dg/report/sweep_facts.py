@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RecordError
+from ..finetuning.jobs import Job
 from ..protocols.records import SCORED_ROLES
 from ..protocols.selection import images
 from ..results.comparison import PairedTest, cell_texts, paired_tests
@@ -14,7 +15,6 @@ from ..results.new_site import NewSite, new_site
 from ..results.papers import paper_columns
 from ..results.runs import FinishedRun, RowKey, domain_names, find_runs
 from ..results.tables import SINGLE_SOURCE, Table, make_tables
-from ..sweeping.jobs import Job
 from .pictures import Missing, attempt
 from .run_facts import RunFacts, at_chance, divergence, read_run, set_options
 
@@ -42,7 +42,7 @@ class Unfinished(NamedTuple):
     """An unfinished run, named by its folder."""
 
     name: str
-    state: str  # one of `sweeping.jobs.STATES`
+    state: str  # one of `finetuning.jobs.STATES`
     progress: str
     divergence: str | None  # a sentence
 

@@ -1,1 +1,1 @@
-"""Run folders, checkpoints and locks, and atomic writes of files and folders."""
+"""Run folders with their checkpoints, and atomic writes and locks of files and folders."""

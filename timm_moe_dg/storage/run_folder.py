@@ -1,10 +1,10 @@
-"""The output folder of a run.
+"""The output folder of a run, and the checkpoints in it that the run resumes from.
 
 It holds args.yaml, results.jsonl, summary.csv, log.txt, checkpoints/, best/, best_oracle/, and `done` once the run is
 finished. Data with a validation split under shift adds best_ood_worst_group/ and best_ood_f1_macro/.
 
 Nothing is ever half written under its final name. The folder appears with its first evaluation complete. One process at
-a time writes to it, see `ownership`. A last line of results.jsonl that a kill has cut is dropped on resume.
+a time writes to it, see `files.owned`. A last line of results.jsonl that a kill has cut is dropped on resume.
 """
 
 import csv
@@ -12,23 +12,23 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from pickle import UnpicklingError
+from typing import Any, TypedDict
+from zipfile import ZipFile
 
+import torch
 import yaml
+from safetensors.torch import save
 
-from ..cli.values import LOCAL
-from ..data import Domain
-from ..data.domains import listed
-from ..data.inspection import Fingerprint
-from ..errors import ArgumentError, MoeDgError, RecordError, StorageError, check_regular_file
-from ..protocols.evaluation import recognize
-from ..protocols.options import DEFAULTS, SPLITTING, Arguments
+from ..errors import ArgumentError, CheckpointError, RecordError, StorageError, check_regular_file
+from ..networks.calibration import CALIBRATION, Calibration
+from ..protocols.options import Arguments
 from ..protocols.records import Record
-from ..protocols.run_identity import check_unchanged, read_arguments
+from ..protocols.run_identity import check_format, check_unchanged, read_arguments, stamp
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
@@ -36,13 +36,106 @@ from ..protocols.selection import (
     training_domain_validation,
     validation_accuracy,
 )
-from .atomic import append_line, recovered, replaced, write_text
-from .checkpoint import Checkpoints, RunState
+from .files import append_line, explained, recovered, replaced, replaced_file, write_text
 
 # selection rule -> folder of its network
 BEST = {"training_domain_validation": "best", "oracle": "best_oracle", **{rule: f"best_{rule}" for rule in OOD_RULES}}
 ARGUMENTS, RESULTS, SUMMARY, LOG, DONE = "args.yaml", "results.jsonl", "summary.csv", "log.txt", "done"
+RETAINED = 2  # checkpoints: if the newest is damaged, there is the one before
 _logger = logging.getLogger(__name__)
+
+
+class RunState(TypedDict):
+    """The content of a checkpoint."""
+
+    step: int  # the last one taken
+    identity: Arguments  # see `RunPlan.identity`
+    shared: Mapping[str, Mapping[str, Any]]  # name -> state that is the same in every process
+    per_process: Sequence[Mapping[str, Mapping[str, Any]]]  # of each process, name -> state that may differ
+
+
+class Checkpoints:
+    """The two newest checkpoints of a run, in a folder that is created when the first is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Writes the checkpoint of a step and prunes to the two newest. An error leaves earlier ones as they are."""
+        path = self.folder / f"step-{step:06d}.pt"
+        with explained(path):
+            # Not its parents: a run folder that was removed must not come back half empty
+            self.folder.mkdir(exist_ok=True)
+            with replaced_file(path) as fresh:
+                _write({**stamp(), "state": state}, fresh)
+        self.prune(RETAINED)
+        return path
+
+    def prune(self, number: int) -> None:
+        """Removes all but the newest, and what a kill has left of others."""
+        leftovers = [*self.folder.glob(".step-*.new"), *self.folder.glob("step-*.sha256")]
+        for path in [*self._paths()[:-number], *leftovers]:
+            try:
+                path.unlink()
+            except OSError as error:
+                _logger.warning(f"{str(path)!r}: cannot be deleted ({error.strerror}); delete it by hand")
+
+    def newest(self) -> RunState | None:
+        """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported."""
+        for path in reversed(self._paths()):
+            try:
+                return read_checkpoint(path)
+            except CheckpointError as error:
+                _logger.warning(f"{error}; using the checkpoint before it")
+        return None
+
+    def describe(self) -> str:
+        """Names the newest checkpoint."""
+        return str(self._paths()[-1]) if self._paths() else "none yet"
+
+    def _paths(self) -> list[Path]:
+        steps = {path: path.stem.removeprefix("step-") for path in self.folder.glob("step-*.pt")}
+        # By number: the alphabet has step-1000000 before step-999999
+        return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
+
+
+def read_checkpoint(path: Path) -> RunState:
+    """Reads a checkpoint. If it is missing or not as it was written, a `CheckpointError` is raised."""
+    try:
+        check_regular_file(path)
+        # torch.load itself does not notice a flipped bit in a tensor, but the file is a zip archive with checksums
+        with ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} differs from its checksum")
+        stamped = torch.load(path, map_location="cpu", weights_only=True)
+        state = stamped["state"]
+    except Exception as error:  # damage raises errors of many kinds
+        raise CheckpointError(f"checkpoint={str(path)!r}: is damaged ({_reason(error)})") from error
+    check_format(stamped, f"checkpoint={str(path)!r}")
+    return state
+
+
+def _write(content: Mapping[str, object], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        # torch's writer replaces the system's error, such as a full disk, by its own
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+    try:
+        # An object that only pickle can read would make the run impossible to resume. mmap reads no tensors.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        remedy = "a state may hold tensors, numbers, texts and containers of them"
+        raise CheckpointError(f"checkpoint={str(path)!r}: cannot be read back ({_reason(error)}); {remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The cause in one line, without torch's advice to load the file unprotected."""
+    cause = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" Please use")[0]
+    return cause.strip().partition("\n")[0]
 
 
 class RunFolder:
@@ -69,7 +162,7 @@ class RunFolder:
 
     def newest_checkpoint(self) -> RunState | None:
         """Reads the newest intact checkpoint. If a run without one exists, a message says that it starts afresh."""
-        checkpoint = cast(RunState | None, self.checkpoints.newest())
+        checkpoint = self.checkpoints.newest()
         if checkpoint is None and self.path.exists():
             _logger.info(f"{self.path} holds no complete checkpoint: starting afresh")
         return checkpoint
@@ -193,21 +286,13 @@ def warn_of_unfinished(model: str) -> None:
         _logger.warning(f"model={model!r}: the run has not finished, and this is its best network so far; {remedy}")
 
 
-def warn_of_seen_images(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
-    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
-    start, file = {}, args["initial_checkpoint"]
-    if not (file or args["pretrained"]):
-        return
-    with suppress(MoeDgError):  # args.yaml of something else
-        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else args["model"])
-    known = recognize(start, domains, digests) or ()
-    trained = [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
-    if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
-        _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")
-    different = [name for name in SPLITTING if args[name] != start.get(name, DEFAULTS[name])]
-    if different and (validating := [domains[index].name for index in trained if index not in args["test_domains"]]):
-        remark = f"images of {listed(validating)} that validate here ({', '.join(different)} differs)"
-        _logger.warning(f"the weights to start from were trained on {remark}")
+def save_calibration(calibration: Calibration, folder: Path) -> None:
+    """Writes the file of a calibration into the folder of its network, as a whole or not at all."""
+    path = folder / CALIBRATION
+    with explained(path), replaced_file(path) as fresh:
+        fresh.write_bytes(save(calibration.tensors(), calibration.header()))
+    scores = calibration.validation
+    _logger.info(f"temperature {calibration.temperature:.3f}, fitted on {len(scores.confidence)} validation images")
 
 
 def summary_row(record: Record) -> dict[str, float | bool]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...storage.atomic import json_text
+from ...storage.files import json_text
 from ..run_view import RunView
 from .annotations import places_of_parts
 from .attention import class_attention, head_similarity, mass_mask

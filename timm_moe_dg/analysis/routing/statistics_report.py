@@ -12,7 +12,7 @@ from ...data import Domain
 from ...errors import ArgumentError
 from ...layers import GeoMoeMlp
 from ...protocols.run_identity import sha256
-from ...storage.atomic import json_text
+from ...storage.files import json_text
 from ..run_view import RunView
 from .annotations import annotate
 from .association import PermutationTest

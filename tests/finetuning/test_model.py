@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import timm
 import torch
 from accelerate import Accelerator
 from PIL import Image
@@ -14,16 +13,14 @@ from torch import nn
 from tests.saved_run import SMALL as SAVED
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.assembly import (
+from timm_moe_dg.finetuning.model import (
     build_model,
     build_task_loss,
-    class_weights,
-    mean_and_std,
     prepare_network,
     set_expert_mode,
 )
-from timm_moe_dg.finetuning.plan import describe, make_plan
-from timm_moe_dg.finetuning.process_state import process_state_kept
+from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.finetuning.processes import process_state_kept
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.networks.build import build_network, data_config
 from timm_moe_dg.protocols.options import RunOptions, run_parser
@@ -33,15 +30,6 @@ SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 
 def plan_of(tmp_path, *words):
     return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
-
-
-def test_balanced_weights_give_every_class_the_same_share(tmp_path):
-    plan = plan_of(tmp_path, "--class-weights", "balanced", "--num-classes", "12")
-    weights = class_weights(plan)
-    targets = [plan.domains[at].targets[index] for at in plan.training for index in plan.splits[at].inside]
-    shares = [sum(weights[target].item() for target in targets if target == label) for label in range(10)]
-    assert shares == pytest.approx([len(targets) / 10] * 10)
-    assert weights[10:].tolist() == [0, 0]  # classes without images
 
 
 def test_smoothing_in_closed_form_and_the_plain_loss_without(tmp_path):
@@ -177,37 +165,6 @@ def test_photographs_from_random_weights_are_warned_of_and_built_in_digits_are_n
     assert "random weights; add" not in caplog.text
     prepare_network(replace(plan, benchmark=replace(plan.benchmark, image_size=None)))
     assert "gmoe_tiny_patch16 starts from random weights; add --pretrained" in caplog.text
-
-
-def test_a_dry_run_describes_the_optimizer(tmp_path):
-    words = ["--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)"]
-    line = "\noptimizer: adam, learning rate 0.0003 (constant), weight decay 0\n"
-    assert line in describe(plan_of(tmp_path, *words, "--dry-run"))
-    assert line not in describe(plan_of(tmp_path, *words))
-
-
-def test_statistics_of_images_of_more_bits_are_measured_and_those_of_photographs_are_the_models(tmp_path, caplog):
-    caplog.set_level("INFO")
-    random = np.random.default_rng(0)
-    for domain in "ab":
-        (tmp_path / "data" / domain / "x").mkdir(parents=True)
-        for number in range(8):
-            values = random.integers(300, 500, (32, 32), dtype=np.uint16)
-            Image.fromarray(values).save(tmp_path / "data" / domain / "x" / f"{number}.png")
-    words = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--model", "test_vit"]
-    plan, network = plan_of(tmp_path, *words), timm.create_model("test_vit")
-    mean, std = mean_and_std(plan, network)
-    assert np.allclose(mean, 400 / 65535, rtol=0.02)
-    assert np.allclose(std, 200 / 12**0.5 / 65535, rtol=0.02)
-    assert "band 1: 0.00458 to 0.00761, mean 0.006" in caplog.text
-    for path in (tmp_path / "data" / "a").rglob("*.png"):
-        Image.new("L", (32, 32), 90).save(path)
-    mean_and_std(plan, network)
-    assert "images of b have more than 8 bits, and those of a do not" in caplog.text
-    assert "a/x/0.png': the means of its bands are [0.353, 0.353, 0.353], and those of the training" in caplog.text
-    for path in (tmp_path / "data" / "b").rglob("*.png"):
-        Image.new("L", (32, 32), 90).save(path)
-    assert mean_and_std(plan, network) == (None, None)
 
 
 @pytest.mark.parametrize("pretrained", [False, True])

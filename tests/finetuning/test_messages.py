@@ -1,38 +1,83 @@
-"""What a run shows: means since the last evaluation, the table, and what trackers get."""
+"""What a run says on the screen, in log.txt and to trackers."""
 
-import errno
+import logging
 import math
+import re
 import sys
-import threading
 from dataclasses import replace
-from importlib import util
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.invented import make_record
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.finetuning import progress
-from timm_moe_dg.finetuning.progress import StepMeter, domain_table, start_trackers, tracker_errors_logged
-from timm_moe_dg.finetuning.run import FineTuning
+from timm_moe_dg.errors import ArgumentError, StorageError
+from timm_moe_dg.finetuning.messages import RunLog, domain_table, start_trackers, step_bar, tracker_errors_logged
 
+LOGGER = logging.getLogger("timm_moe_dg.anything")
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
 
 
-def test_meter_means_and_forgets():
-    meter = StepMeter()
-    for value in (1.0, 2.0, 6.0):
-        meter.add({"loss": torch.tensor(value), "aux_loss": torch.tensor(2 * value)})
-    means, seconds = meter.take()
-    assert {name: value.item() for name, value in means.items()} == {"loss": 3.0, "aux_loss": 6.0}
-    assert seconds > 0
-    meter.restart()
-    meter.add({"loss": torch.tensor(5.0)})
-    assert meter.take()[0] == {"loss": torch.tensor(5.0)}
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder without an evaluation."""
+    return SimpleNamespace(path=tmp_path / "a", records=[])
+
+
+def evaluated(folder):
+    folder.path.mkdir()
+    folder.records.append("record")
+
+
+def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, capsys, monkeypatch):
+    # pytest's own log capture would send the unpaired surrogate to xdist, which cannot encode it
+    monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "propagate", False)
+    sys.stdout.reconfigure(errors="backslashreplace")  # as `cli.ending.tool` does
+
+    def run():
+        with RunLog(["--lr", "a b"]) as log:
+            LOGGER.info("one")
+            log.folder = folder
+            LOGGER.info("two \udcff\x1b[0m")
+            assert not folder.path.exists()
+            evaluated(folder)
+            LOGGER.info("three")
+            raise ArgumentError("lr=7: too high")
+
+    with pytest.raises(ArgumentError):
+        run()
+    assert capsys.readouterr().out.splitlines() == ["one", r"two \udcff\x1b[0m", "three"]
+    first, *rest = (folder.path / "log.txt").read_text().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d finetune.py --lr 'a b'", first)
+    assert rest == ["one", r"two \udcff\x1b[0m", "three", "ArgumentError: lr=7: too high"]
+    LOGGER.info("after the run")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_other_processes_show_errors_alone_and_write_nothing(folder, capsys, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    evaluated(folder)
+    with RunLog([]) as log:
+        log.folder = folder
+        LOGGER.info("hidden")
+        LOGGER.error("shown")
+    assert capsys.readouterr().out == "shown\n"
+    assert not (folder.path / "log.txt").exists()
+
+
+def test_a_log_that_cannot_be_written_is_one_line(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError("No space left on device")
+
+    evaluated(folder)
+    with RunLog([]) as log, monkeypatch.context() as patch:
+        log.folder = folder
+        patch.setattr(logging.StreamHandler, "flush", refuse)
+        with pytest.raises(StorageError, match=r"log.txt': cannot be written .No space"):
+            LOGGER.info("one")
 
 
 def test_table_has_a_row_for_each_domain_and_marks_the_test_domain():
@@ -78,38 +123,13 @@ def test_runs_of_one_name_in_two_folders_are_two_to_weights_and_biases(tmp_path)
     assert tables[0]["id"] == tables[2]["id"] != tables[1]["id"]
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(progress, "find_spec", lambda name: None if name == "wandb" else util.find_spec(name))
-    with pytest.raises(MissingDependencyError, match=r"--log-wandb needs wandb.*timm_moe_dg\[tracking\]"):
-        progress.check_trackers(["tensorboard", "wandb"])
-
-
-def test_a_pipe_gets_a_line_a_minute_and_one_at_the_end(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    bar = progress.StepBar(range(4, 10), "net")
+@pytest.mark.parametrize(("hidden", "steps"), [(False, ["5", "10"]), (True, [])])
+def test_a_pipe_gets_few_lines_and_one_at_the_end(hidden, steps, capsys):
+    bar = step_bar(range(5, 10), "net", hidden=hidden)
     for step in bar:
-        clock[0] += 25
-        bar.show(step, loss=0.5, rate=8.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "net: 7/10 steps, loss 0.5000, 8 images/s, about 75 s left",
-        "net: 10/10 steps, loss 0.5000, 8 images/s, about 0 s left",
-        "net: 10/10 steps",
-    ]
-    for _ in progress.StepBar(range(2), "net", hidden=True):
-        pass
-    assert capsys.readouterr().err == ""
-
-
-def test_weights_and_biases_without_a_key_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(api=SimpleNamespace(api_key=None)))
-    monkeypatch.setattr(progress, "find_spec", lambda name: True)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    with pytest.raises(ArgumentError, match=r"^log_wandb=True: Weights & Biases has no key; set WANDB_API_KEY"):
-        progress.check_trackers(["wandb"])
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    progress.check_trackers(["wandb"])
+        bar.set_postfix({"loss": step}, refresh=False)
+    lines = re.findall(r"net: .*? (\d+)/10 ", capsys.readouterr().err.replace("\r", "\n"))
+    assert lines == steps
 
 
 def test_splits_without_images_have_no_number():
@@ -144,36 +164,7 @@ def test_names_cannot_move_the_cursor_or_reverse_text():
     assert all(character.isprintable() for character in table.replace("\n", ""))
 
 
-def test_a_disk_error_of_a_tracker_is_a_warning(tmp_path, caplog):
-    def fail(row, step):
+def test_a_disk_error_of_a_tracker_is_a_warning(caplog):
+    with tracker_errors_logged():
         raise OSError(5, "Input/output error")
-
-    added = []
-    accelerator = SimpleNamespace(is_main_process=True, trackers=["tensorboard"], log=fail)
-    folder = SimpleNamespace(path=tmp_path, args={}, add=lambda record, save: added.append(record))
-    run = SimpleNamespace(
-        plan=SimpleNamespace(folder=folder, names=list("abc")),
-        accelerator=accelerator,
-        model=SimpleNamespace(sharding=None, save=print),
-    )
-    FineTuning._record_evaluation(run, make_record(), None)
-    assert len(added) == 1
     assert "the trackers cannot write ([Errno 5] Input/output error); the run goes on" in caplog.text
-
-
-def test_a_full_disk_is_a_warning_without_the_traceback_of_tensorboard_s_thread(tmp_path, monkeypatch, capfd, caplog):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
-    start_trackers(accelerator, tmp_path, ARGS, 0)
-    (tracker,) = accelerator.trackers
-    writer = tracker.writer.file_writer.event_writer._async_writer
-    monkeypatch.setattr(writer._worker._record_writer, "write", fail)
-    for step in range(2):
-        with tracker_errors_logged():
-            accelerator.log({"loss": 1.0}, step=step)
-            tracker.writer.flush()
-    assert "the trackers cannot write ([Errno 28] No space left" in caplog.text
-    assert "Traceback" not in capfd.readouterr().err

@@ -1,9 +1,8 @@
-"""Launch settings that did not take effect are refused, and a process that is lost is explained."""
+"""Launch settings that did not take effect are refused, a lost process is explained, and signals end all processes."""
 
 import os
 import signal
 import socket
-from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -15,11 +14,11 @@ from accelerate.utils import DistributedType
 from torch import distributed
 
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MoeDgError
-from timm_moe_dg.finetuning import launch
-from timm_moe_dg.finetuning.launch import (
-    check_distribution,
-    check_plugins,
-    check_precision,
+from timm_moe_dg.finetuning import processes
+from timm_moe_dg.finetuning.processes import (
+    Interrupted,
+    Interruption,
+    check_launch,
     check_world_size,
     lost_process_explained,
     threads_given,
@@ -81,17 +80,10 @@ def test_threads_are_the_user_s_or_a_share_of_the_cores(monkeypatch, given, thre
         monkeypatch.setenv(name, value)
     counts = []
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
-    monkeypatch.setattr(launch, "available_cpus", lambda: 5)
+    monkeypatch.setattr(processes, "available_cpus", lambda: 5)
     for wanted in (None, 2):
-        launch.join_processes(RunOptions(cpu_threads=wanted))
+        processes.join_processes(RunOptions(cpu_threads=wanted))
     assert counts == [*([threads] if threads else []), 2]
-
-
-def test_half_precision_that_would_silently_be_full():
-    check_precision("fp16", "cuda")
-    check_precision("bf16", "cpu")
-    with pytest.raises(ArgumentError, match=r"amp_dtype='float16'.*bfloat16"):
-        check_precision("fp16", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -101,33 +93,49 @@ def test_auto_is_bfloat16_on_gpus_that_have_it(monkeypatch, cpu_alone, supported
     monkeypatch.setenv("ACCELERATE_USE_CPU", cpu_alone)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
-    assert launch.wanted_precision("auto") == precision
-    assert launch.wanted_precision("float16") == "fp16"
-    assert launch.wanted_precision(None) is None
+    assert processes.wanted_precision("auto") == precision
+    assert processes.wanted_precision("float16") == "fp16"
+    assert processes.wanted_precision(None) is None
 
 
-@pytest.mark.parametrize("supported", [True, False])
-def test_bfloat16_is_refused_on_gpus_that_lack_it(supported, monkeypatch):
+WHOLE = ("Fish", "MLDG", "MIRO", "DANN", "CDANN")
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "options", "launched", "environment"),
+    [
+        ("distributed_type", {}, {"distributed_type": DistributedType.DEEPSPEED}, {}),
+        ("gradient_accumulation_steps", {}, {"gradient_accumulation_steps": 4}, {}),
+        ("distributed_type", {}, {}, {"ACCELERATE_USE_DEEPSPEED": "true"}),
+        ("distributed_type", {}, {}, {"ACCELERATE_USE_MEGATRON_LM": "true"}),
+        ("amp_dtype", {}, {"mixed_precision": "fp16"}, {}),
+        ("amp_dtype", {}, {"mixed_precision": "bf16", "device": torch.device("cuda")}, {}),  # an old GPU
+        *(("algorithm", {"algorithm": name}, {}, SHARDED) for name in WHOLE),
+        ("averaging", {"averaging": "swad"}, {}, SHARDED),
+        ("compile", {"compile": True}, {}, SHARDED),
+        ("channels_last", {"channels_last": True}, {}, SHARDED),
+        ("fsdp_version", {}, {}, {**SHARDED, "FSDP_VERSION": "1"}),
+        ("fsdp_offload_params", {}, {}, {**SHARDED, "FSDP_OFFLOAD_PARAMS": "true"}),
+        ("fsdp_activation_checkpointing", {}, {}, {**SHARDED, "FSDP_ACTIVATION_CHECKPOINTING": "true"}),
+        ("amp_dtype", {}, {"mixed_precision": "fp16", "device": torch.device("cuda")}, SHARDED),
+        ("num_processes", {}, {"num_processes": 1}, SHARDED),
+    ],
+)
+def test_launches_that_accelerate_or_the_run_would_change_are_refused(
+    argument, options, launched, environment, monkeypatch
+):
+    usual = {"distributed_type": DistributedType.MULTI_CPU, "gradient_accumulation_steps": 1, "num_processes": 2}
+    usual |= {"mixed_precision": "bf16", "device": torch.device("cpu")}
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
-    with nullcontext() if supported else pytest.raises(ArgumentError, match="amp_dtype='bfloat16': this GPU has no"):
-        check_precision("bf16", "cuda")
-
-
-def test_sharded_networks_and_divided_losses_are_refused():
-    for kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-        check_distribution(kind, 1)
-    with pytest.raises(ArgumentError, match=r"distributed_type='.*DEEPSPEED': .* launch without it"):
-        check_distribution(DistributedType.DEEPSPEED, 1)
-    with pytest.raises(ArgumentError, match=r"gradient_accumulation_steps=4: .*--grad-accum-steps"):
-        check_distribution(DistributedType.NO, 4)
-
-
-@pytest.mark.parametrize("name", ["DEEPSPEED", "MEGATRON_LM"])
-def test_a_plugin_that_would_be_left_out_in_silence_is_refused(name):
-    check_plugins({f"ACCELERATE_USE_{name}": "false", "ACCELERATE_USE_CPU": "true"})
-    with pytest.raises(ArgumentError, match=rf"distributed_type='{name}': .* launch without it \(--use_deepspeed"):
-        check_plugins({f"ACCELERATE_USE_{name}": "true"})
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match=f"^{argument}="):
+        check_launch(RunOptions(**options), SimpleNamespace(**{**usual, **launched}))
+    for name in environment:
+        monkeypatch.delenv(name)
+    check_launch(RunOptions(), SimpleNamespace(**usual))
 
 
 def meet(rank, port, how, answers):
@@ -182,3 +190,39 @@ def test_other_errors_are_left_alone():
     for error in (RuntimeError("shape mismatch"), CheckpointError("damaged")):
         with pytest.raises(type(error), match=str(error)), lost_process_explained(RunOptions(), processes):
             raise error
+
+
+def test_the_signal_is_noted_and_the_handler_before_comes_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption() as stop:
+        assert not stop.should_stop()
+        assert list(stop.until_stopped([1, 2])) == [1, 2]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.should_stop()
+        with pytest.raises(Interrupted):
+            list(stop.until_stopped([1, 2]))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal; a suite that a script started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_noted_once_and_then_ends_at_once(ctrl_c):
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.should_stop()
+        assert stop.error("").exit_code == 130
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_schedulers_send_has_its_own_status():
+    with Interruption() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.error("").exit_code == 143

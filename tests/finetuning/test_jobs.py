@@ -1,18 +1,57 @@
-"""Jobs: their states, several at a time, stopped and gone on with."""
+"""Jobs: their states, several at a time, stopped and gone on with, and handed to Slurm, whose side submitit takes."""
 
 import json
 import os
+import pickle
 import signal
 import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from multiprocessing import get_context
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from tests.sweeping.waiting_jobs import begun, make_job, wait_for
-from timm_moe_dg.storage.ownership import owned
-from timm_moe_dg.sweeping.jobs import Attempt, Job, run_jobs, tail
-from timm_moe_dg.sweeping.slurm import Submission
+from timm_moe_dg.cli.values import key_value
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError
+from timm_moe_dg.finetuning.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
+from timm_moe_dg.storage.files import owned
+
+# Owns its folder, as a run does. On SIGTERM it saves and exits.
+SCRIPT = """
+import filelock, pathlib, signal, sys, time
+folder, seconds, status = pathlib.Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+lock = filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+lock.acquire()
+signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
+folder.mkdir(parents=True, exist_ok=True)
+print("begun", flush=True)
+time.sleep(seconds)
+if status:
+    sys.exit(f"broken" if status == 1 else status)
+(folder / "done").write_text("done")
+"""
+
+
+def make_job(tmp_path, name="a", seconds=0.0, status=0):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = (sys.executable, str(script), str(tmp_path / name), str(seconds), str(status))
+    return Job(name, command, tmp_path / name, tmp_path / "logs" / f"{name}.log")
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def begun(job):
+    return job.log.exists() and "\nbegun\n" in job.log.read_text()
 
 
 def test_a_failed_job_says_so_and_can_be_run_again_until_it_is_finished(tmp_path):
@@ -176,3 +215,78 @@ def test_a_notice_to_every_process_of_a_job_ends_none(tmp_path):
     assert [status for _, status, _ in run_jobs([job], [{}])] == [0]
     assert tail(job.log) == "still there"
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+@contextmanager
+def once_begun(job, action):
+    """Calls a function from another thread when the job has begun."""
+    thread = Thread(target=lambda: (wait_for(lambda: begun(job)), action()))
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.slow
+def test_submitit_runs_a_job_with_its_log(tmp_path):
+    jobs = [make_job(tmp_path, status=1)]
+    ((job, handle),) = submit_jobs(jobs, tmp_path / "slurm", {"timeout_min": 5}, cluster="local")
+    assert handle.result() == 1
+    assert job.state() == "failed"
+    assert tail(job.log) == "begun\nbroken"
+
+
+@pytest.mark.slow
+def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
+    inner = make_job(tmp_path, seconds=60)
+    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
+    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    submission, queued = Submission(job), []
+
+    def time_is_up(*_):  # as submitit's handler, in the middle of the wait
+        queued.append(submission.checkpoint().function)
+        sys.exit(-1)
+
+    before = signal.signal(signal.SIGUSR2, time_is_up)
+    with once_begun(job, lambda: os.kill(os.getpid(), signal.SIGUSR2)), pytest.raises(SystemExit):
+        submission()
+    signal.signal(signal.SIGUSR2, before)
+    assert job.state() == "incomplete"
+    assert "saved" in job.log.read_text()
+    assert pickle.loads(pickle.dumps(queued[0])).job == job
+
+
+@pytest.mark.slow
+def test_what_a_launcher_leaves_behind_may_save_before_the_job_ends(tmp_path):
+    job = make_job(tmp_path, seconds=60)
+    script = Path(job.command[1])
+    script.write_text(script.read_text().replace('(print("saved")', '(time.sleep(1), print("saved", flush=True)'))
+    launcher = f"import subprocess; subprocess.run({list(job.command)!r})"  # SIGTERM ends it at once
+    job = replace(job, command=(sys.executable, "-c", launcher))
+    submission = Submission(job)
+    with once_begun(job, lambda: submission._attempt.signal_group(signal.SIGTERM)):
+        assert submission() == -signal.SIGTERM
+    assert "\nsaved\n" in job.log.read_text()
+    assert job.state() == "incomplete"
+
+
+def test_slurm_or_submitit_that_is_not_there_and_parameters_that_are_none_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"launcher='slurm': cannot be used here"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
+    with pytest.raises(ArgumentError, match=r"slurm=\{'tiemout_min': 5\}: submitit does not take them"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {"tiemout_min": 5}, cluster="local")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingDependencyError, match=r"--launcher slurm needs submitit.*\[slurm\]"):
+        submit_jobs([make_job(tmp_path)], tmp_path, {})
+
+
+def test_a_sweep_can_wait_for_the_job_of_another(tmp_path, monkeypatch):
+    for name, line in (("srun", ""), ("sbatch", f"cp $1 {tmp_path}/submitted; echo Submitted batch job 18")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    options = dict([key_value("slurm_additional_parameters={'dependency': 'afterok:17'}")])
+    ((_, handle),) = submit_jobs([make_job(tmp_path)], tmp_path, options)
+    assert handle.job_id == "18"
+    assert "#SBATCH --dependency=afterok:17\n" in (tmp_path / "submitted").read_text()

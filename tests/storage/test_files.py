@@ -1,30 +1,37 @@
-"""Files and folders are complete or unchanged, also when the system refuses to write; CSV and JSON text."""
+"""Files and folders are complete or unchanged, one process at a time owns a folder, and CSV and JSON text."""
 
-import contextlib
 import csv
 import json
 import os
 import resource
 import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from timm_moe_dg.errors import ArgumentError, StorageError
-from timm_moe_dg.storage.atomic import (
+from timm_moe_dg.errors import ArgumentError, FolderInUseError, StorageError
+from timm_moe_dg.storage.files import (
     all_or_nothing,
     append_line,
+    is_owned,
     json_text,
+    lock_file,
+    owned,
     recovered,
     replaced,
     write_csv,
     write_text,
 )
-from timm_moe_dg.storage.checkpoint import Checkpoints
+from timm_moe_dg.storage.run_folder import Checkpoints
 
 
-@contextlib.contextmanager
+@contextmanager
 def full_disk(limit):
     """Makes every write beyond `limit` bytes of a file fail, for real; the error is EFBIG instead of ENOSPC."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -105,15 +112,8 @@ def test_content_is_on_disk_before_its_name_and_the_name_before_the_end(tmp_path
     assert disk_events == ["weights", ".best.new", (".best.new", "best"), tmp_path.name]
     disk_events.clear()
     Checkpoints(tmp_path).save(1, {})
-    digest, (path, *rest) = "step-000001.pt.sha256", disk_events
-    assert path == ".new.pt"
-    assert rest == [
-        f".{digest}.new",
-        (f".{digest}.new", digest),
-        tmp_path.name,
-        (".new.pt", "step-000001.pt"),
-        tmp_path.name,
-    ]
+    fresh = ".step-000001.pt.new"
+    assert disk_events == [fresh, (fresh, "step-000001.pt"), tmp_path.name]
 
 
 def test_what_a_killed_process_left_is_settled(tmp_path):
@@ -153,7 +153,7 @@ def test_existing_files_are_kept_unless_they_may_be_replaced(tmp_path):
     (tmp_path / "one").write_text("mine")
     (tmp_path / "other").write_text("mine")
     with (
-        pytest.raises(ArgumentError, match=r"output=.*holds one already; choose another, or --force"),
+        pytest.raises(ArgumentError, match="output="),
         all_or_nothing(tmp_path, ["one"]),
     ):
         pytest.fail("the work must not begin")
@@ -181,16 +181,12 @@ def test_an_interrupted_exchange_never_mixes_two_results_and_the_next_call_compl
                 (folder / name).write_text("new")
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(KeyboardInterrupt, match="is incomplete; the same command completes it"):
+    with pytest.raises(KeyboardInterrupt):
         exchange()
     monkeypatch.undo()
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}.pop("notes") == "old"
     assert {path.read_text() for path in tmp_path.iterdir() if path.name in names} <= {"new"}
-    assert (tmp_path / "unfinished-exchange").is_dir()
-    with (
-        pytest.raises(ArgumentError, match="holds metrics, predictions, table already"),
-        all_or_nothing(tmp_path, names),
-    ):
+    with pytest.raises(ArgumentError, match="output="), all_or_nothing(tmp_path, names):
         pytest.fail("the work must not begin")
     expected = {"metrics": "new", "predictions": "new", "table": "new", "more": "new", "notes": "old"}
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
@@ -198,8 +194,9 @@ def test_an_interrupted_exchange_never_mixes_two_results_and_the_next_call_compl
 
 def test_a_kill_before_the_first_file_moves_leaves_all_files_to_the_next_call(tmp_path):
     """Old files that were not removed yet are removed."""
-    (tmp_path / "unfinished-exchange").mkdir()
-    (tmp_path / "unfinished-exchange" / ".replaced.json").write_text('["a", "b"]')
+    (tmp_path / "unfinished-exchange" / ".replaced").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / "unfinished-exchange" / ".replaced" / name).touch()
     (tmp_path / "unfinished-exchange" / "a").write_text("new")
     for name in "abc":
         (tmp_path / name).write_text("old")
@@ -208,27 +205,14 @@ def test_a_kill_before_the_first_file_moves_leaves_all_files_to_the_next_call(tm
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "c": "old", "d": "newest"}
 
 
-@pytest.mark.parametrize(
-    "names", ['["../x"]', '["ABSOLUTE"]', '["a", ".."]', '[""]', "[1]", '"x"', "{", '["\\u0000"]', "LINK"]
-)
-def test_a_foreign_exchange_removes_and_moves_nothing(tmp_path, names):
+def test_a_link_to_another_folder_moves_nothing(tmp_path):
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
-    fresh = elsewhere if names == "LINK" else target / "unfinished-exchange"
-    target.mkdir()
-    fresh.mkdir()
-    if names == "LINK":
-        (target / "unfinished-exchange").symlink_to(elsewhere)
-    else:
-        (fresh / ".replaced.json").write_text(names.replace("ABSOLUTE", str(tmp_path / "x")))
-    for path in (tmp_path / "x", target / "a", fresh / "new"):
-        path.write_text("mine")
+    for folder in (target, elsewhere):
+        folder.mkdir()
+        (folder / "a").write_text("mine")
+    (target / "unfinished-exchange").symlink_to(elsewhere)
     before = content(tmp_path)
-    with (
-        pytest.raises(
-            ArgumentError, match=r"output=.*: unfinished-exchange is a link, or its \.replaced\.json is no list"
-        ),
-        all_or_nothing(target, ["d"]),
-    ):
+    with pytest.raises(ArgumentError, match="output="), all_or_nothing(target, ["d"]):
         pytest.fail("the work must not begin")
     assert content(tmp_path) == before
 
@@ -236,7 +220,7 @@ def test_a_foreign_exchange_removes_and_moves_nothing(tmp_path, names):
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (
-        pytest.raises(ArgumentError, match=r"output=.*file': cannot be written"),
+        pytest.raises(ArgumentError, match="output="),
         all_or_nothing(tmp_path / "file", ["one"]),
     ):
         pytest.fail("the work must not begin")
@@ -276,3 +260,147 @@ def test_json_has_null_for_nan_at_any_depth():
     read = json.loads(json_text(value), parse_constant=lambda name: 1 / 0)
     assert read == {"a": None, "b": [1.5, [None, 2]], "c": {"d": [[None]]}, "e": "nan", "f": True}
     assert json_text({"a": 1}, indent=2) == '{\n  "a": 1\n}\n'
+
+
+FORK = get_context("fork")
+
+
+def own_and_wait(folder, ready, with_worker):
+    with owned(folder):
+        if with_worker and os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        ready.set()
+        time.sleep(60)
+
+
+@contextmanager
+def other_owner(folder, *, with_worker=False):
+    """A process that owns the folder."""
+    ready = FORK.Event()
+    process = FORK.Process(target=own_and_wait, args=(folder, ready, with_worker))
+    process.start()
+    assert ready.wait(20)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_second_owner_is_refused_and_the_first_named(tmp_path):
+    with other_owner(tmp_path / "a") as first:
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        complaint = rf"output='.*a': is in use by process {first.pid} on \S+; wait until .*--experiment"
+        with pytest.raises(FolderInUseError, match=complaint), owned(tmp_path / "a"):
+            pass
+        assert is_owned(tmp_path / "a")
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        with owned(tmp_path / "b"):
+            pass
+
+
+def test_a_process_cannot_own_a_folder_twice_even_through_a_link(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for second in ("a", "link"):
+        with owned(tmp_path / "a"), pytest.raises(FolderInUseError), owned(tmp_path / second):
+            pass
+
+
+def test_the_lock_ends_with_its_process_though_a_worker_lives_on(tmp_path):
+    with other_owner(tmp_path / "a", with_worker=True) as first:
+        os.kill(first.pid, signal.SIGKILL)
+        first.join()
+        assert lock_file(tmp_path / "a").exists()
+        assert not is_owned(tmp_path / "a")
+        assert not list(tmp_path.iterdir())  # whoever looks removes the files of a killed owner
+        with owned(tmp_path / "a"):
+            pass
+
+
+def try_at_once(folder, barrier, owners):
+    barrier.wait()
+    try:
+        with owned(folder):
+            with owners.get_lock():
+                owners.value += 1
+            barrier.wait()
+    except FolderInUseError:
+        barrier.wait()
+
+
+@pytest.mark.slow
+def test_of_many_that_start_at_once_one_is_the_owner(tmp_path):
+    for _ in range(10):
+        barrier, owners = FORK.Barrier(6), FORK.Value("i", 0)
+        processes = [
+            FORK.Process(target=try_at_once, args=(tmp_path / "runs" / "a", barrier, owners)) for _ in range(6)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert owners.value == 1
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def look(folder, stop):
+    while not stop.is_set():
+        is_owned(folder)
+
+
+def test_asking_keeps_no_process_from_starting(tmp_path):
+    stop = FORK.Event()
+    lookers = [FORK.Process(target=look, args=(tmp_path / "a", stop)) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    for _ in range(100):
+        with owned(tmp_path / "a"):
+            pass
+    stop.set()
+    for looker in lookers:
+        looker.join()
+
+
+def test_nothing_is_left_behind(tmp_path):
+    run = tmp_path / "new" / "output" / "a"
+    with owned(run):
+        assert is_owned(run)
+    assert not is_owned(run)
+    assert not list(tmp_path.iterdir())
+    with owned(run):
+        run.mkdir()
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"output='.*file/\.a\.lock': cannot be written"), owned(tmp_path / "file/a"):
+        pass
+
+
+def test_another_user_s_lock_counts_as_owned(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("not yours")
+
+    lock_file(tmp_path / "a").touch()
+    monkeypatch.setattr("timm_moe_dg.storage.files.FileLock", refuse)
+    assert is_owned(tmp_path / "a")
+
+
+WITHOUT_UNIX = """
+import signal, sys
+sys.modules["fcntl"] = None
+sys.modules["resource"] = None
+for name in ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGCHLD"):
+    delattr(signal, name)
+import timm_moe_dg, timm_moe_dg.finetuning, timm_moe_dg.report.pages
+import timm_moe_dg.finetuning.jobs
+"""
+
+
+@pytest.mark.slow
+def test_the_package_imports_without_the_modules_and_signals_of_unix(fresh_python):
+    path = str(Path(__file__).parents[2])
+    subprocess.run([fresh_python, "-c", WITHOUT_UNIX], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -1,8 +1,8 @@
-"""Runs as processes: several at a time on this machine, each with a log, unaffected by each other's failures.
+"""Runs as processes: several at a time on this machine, or as Slurm jobs submitted by submitit.
 
-A run is finished when its folder has the file `done`. A sweep holds the lock of the log of each run that it starts, so
-that a second sweep leaves the run alone. The run itself holds the lock of its folder, also when its sweep was killed or
-it was started by hand.
+Each run has a log and is unaffected by failures of others. It is finished when its folder has the file `done`. A sweep
+holds the lock of the log of each run that it starts, so that a second sweep leaves the run alone. The run itself holds
+the lock of its folder, also when its sweep was killed or it was started by hand.
 """
 
 import json
@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..cli.text import duration, one_line
-from ..errors import FolderInUseError
-from ..storage.ownership import is_owned, owned
+from ..errors import ArgumentError, FolderInUseError, needs
+from ..storage.files import is_owned, owned
 from ..storage.run_folder import DONE
 
 STATES = ("finished", "running", "failed", "incomplete", "missing")
 INTERRUPTED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+GRACE = 60.0  # seconds for saving a checkpoint. submitit gets a signal 90 seconds before the time limit.
 _EXIT_STATUS = "sweep: exit status "
-_EXIT_STATUS_LINE = re.compile(rf"{_EXIT_STATUS}(-?\d+)")
 _POLL = 0.2  # seconds
 # Slurm's notice before a time limit goes to every process of a job, and ends those that do not expect it.
 # Windows has no such signals.
@@ -59,7 +59,7 @@ class Job:
         last_line = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
         if self.is_finished:  # since the first look
             return "finished"
-        status = _EXIT_STATUS_LINE.fullmatch(last_line)
+        status = re.fullmatch(rf"{_EXIT_STATUS}(-?\d+)", last_line)
         return "failed" if status and int(status[1]) not in INTERRUPTED else "incomplete"
 
     def progress(self) -> str:
@@ -118,22 +118,24 @@ class Attempt:
         self.process.wait()
         return self.poll() or 0
 
+    def signal_group(self, number: int) -> None:
+        """Sends a signal to the process and its children. With SIGTERM a run saves a checkpoint and ends."""
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(self.process.pid, number)
+
     def stop(self, seconds: float) -> None:
-        """Waits some seconds for a process that was asked to end, then kills the process group with its children."""
+        """Waits some seconds for a process group that was asked to end, then kills it."""
         deadline = time.monotonic() + seconds
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
             self.poll()
-            self._signal_group(signal.SIGTERM)
             self.settle(deadline - time.monotonic())
-        except subprocess.TimeoutExpired:
-            pass
-        self._signal_group(signal.SIGKILL)
+        self.signal_group(signal.SIGKILL)
         self.wait()
 
     def leave(self, seconds: float) -> None:
         """Asks the process group to end and waits some seconds. Signal handlers that interrupt `wait` may call it."""
-        self._signal_group(signal.SIGTERM)
+        self.signal_group(signal.SIGTERM)
         self._lock.close()
         self.settle(seconds)
 
@@ -143,15 +145,11 @@ class Attempt:
         while time.monotonic() < deadline and self.job.state() == "running":
             time.sleep(_POLL)
 
-    def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # all of them have ended
-            os.killpg(self.process.pid, number)
-
 
 def run_jobs(
     jobs: Sequence[Job],
     slots: Sequence[Mapping[str, str]],
-    grace: float = 60.0,
+    grace: float = GRACE,
     watch: Callable[[Sequence[Job]], object] | None = None,
     watch_every: float = 60.0,
 ) -> Iterator[tuple[Job, int | None, float]]:
@@ -165,17 +163,15 @@ def run_jobs(
     watched = time.monotonic()
     try:
         while waiting or running:
-            for slot in range(len(slots)):
+            for slot, environment in enumerate(slots):
                 if slot not in running and waiting:
                     job = waiting.pop()
-                    attempt = Attempt.start(job, slots[slot])
-                    if attempt is None:
-                        yield job, None, 0.0
-                    else:
+                    if attempt := Attempt.start(job, environment):
                         running[slot] = attempt
+                    else:
+                        yield job, None, 0.0
             for slot, attempt in list(running.items()):
-                status = attempt.poll()
-                if status is not None:
+                if (status := attempt.poll()) is not None:
                     del running[slot]
                     yield attempt.job, status, time.monotonic() - attempt.started
             if watch and running and time.monotonic() - watched >= watch_every:
@@ -184,10 +180,56 @@ def run_jobs(
             time.sleep(_POLL)
     finally:
         for attempt in running.values():
-            attempt.process.terminate()
+            attempt.signal_group(signal.SIGTERM)
         deadline = time.monotonic() + grace
         for attempt in running.values():
             attempt.stop(max(0.0, deadline - time.monotonic()))
+
+
+class Submission:
+    """A job as a function that submitit can submit and requeue."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._attempt: Attempt | None = None
+
+    def __call__(self) -> int:
+        """Runs the job and returns its exit status; 0 at once if it is running or finished already."""
+        self._attempt = Attempt.start(self.job)
+        if not self._attempt:
+            return 0
+        status = self._attempt.wait()
+        self._attempt.settle(GRACE)  # Slurm kills processes that outlive this one
+        return status
+
+    def checkpoint(self) -> object:
+        """Called by submitit at the time limit: lets the job save a checkpoint, and returns it to be queued again."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._attempt:
+            self._attempt.leave(GRACE)
+        return DelayedSubmission(Submission(self.job))
+
+
+def submit_jobs(
+    jobs: Sequence[Job], folder: Path, options: Mapping[str, object], cluster: str = "slurm"
+) -> list[tuple[Job, Any]]:
+    """Submits jobs to Slurm as one array, and returns each with submitit's handle.
+
+    Every machine needs the same folders and this package. `cluster="local"` means processes on this machine.
+    """
+    with needs("--launcher slurm", "submitit", "slurm"):
+        import submitit
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(**options)
+    except RuntimeError as error:
+        raise ArgumentError.of("launcher", cluster, f"cannot be used here ({error})") from error
+    except (NameError, TypeError, AssertionError) as error:
+        raise ArgumentError.of("slurm", dict(options), f"submitit does not take them ({error})") from error
+    with executor.batch():
+        handles = [executor.submit(Submission(job)) for job in jobs]
+    return list(zip(jobs, handles, strict=True))
 
 
 def tail(log: Path, lines: int = 5) -> str:

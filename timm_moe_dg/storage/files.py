@@ -1,7 +1,9 @@
-"""Atomic writes of files and folders, and the CSV and JSON text that goes into them.
+"""Atomic writes of files and folders, locks of folders, and the CSV and JSON text of files.
 
 New content is written beside the old, flushed to disk, and then renamed. A process that is killed leaves the old
-content, or both under hidden names, which `recovered` cleans up.
+content, or both under hidden names, which `recovered` cleans up. Locks are released by the system when their process
+exits, however it exits. The lock of a folder is a file beside it, because a run has no folder before its first
+evaluation.
 """
 
 import csv
@@ -10,19 +12,23 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isnan
 from pathlib import Path
 from typing import TextIO
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ..cli.text import csv_cell
-from ..errors import ArgumentError, StorageError
+from ..errors import ArgumentError, FolderInUseError, StorageError
 
 EXCHANGE = "unfinished-exchange"  # folder of complete files on their way to the folder above it
-REPLACED = ".replaced.json"  # names of the files that they replace
+REPLACED = ".replaced"  # folder in it, of empty files with the names of those that they replace
+# Seconds. `is_owned` takes the lock for microseconds, which must not fail a run that starts at that moment.
+_PATIENCE = 1.0
 _logger = logging.getLogger(__name__)
 
 
@@ -107,31 +113,27 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
     present = [name for name in names if (target / name).exists()]
     if present and not overwrite:
         raise ArgumentError.of("output", str(target), f"holds {', '.join(present)} already; choose another, or --force")
-    folders = [name for name in present if (target / name).is_dir()]
-    if folders:
+    if folders := [name for name in present if (target / name).is_dir()]:
         raise ArgumentError.of("output", str(target), f"holds a folder called {', '.join(folders)}; choose another")
     created = not target.exists()
+    work = target / f".unfinished-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        work = target / f".unfinished-{os.getpid()}-{secrets.token_hex(4)}"
-        work.mkdir()
+        work.mkdir(parents=True)
     except OSError as error:
         raise ArgumentError.of("output", str(target), f"cannot be written ({error}); choose another") from error
     try:
         yield work
         _share_as_folder(work)
-        if len(names) == 1:
+        if len(names) == 1:  # other calls may write files of other names at the same time
             os.replace(work / names[0], target / names[0])
-        else:
-            (work / REPLACED).write_text(json.dumps(names))
-            for entry in [*work.iterdir(), work]:
-                synchronize(entry)
-            work.rename(target / EXCHANGE)
-            _exchange(target)
-    except KeyboardInterrupt:
-        if (target / EXCHANGE).exists():
-            raise KeyboardInterrupt(f"{target} is incomplete; the same command completes it") from None
-        raise
+            return
+        (work / REPLACED).mkdir()
+        for name in names:
+            (work / REPLACED / name).touch()
+        for entry in [*work.rglob("*"), work]:
+            synchronize(entry)
+        work.rename(target / EXCHANGE)
+        _exchange(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         if created and not any(target.iterdir()):
@@ -141,27 +143,73 @@ def all_or_nothing(folder: str | os.PathLike[str], names: Iterable[str], *, over
 def _exchange(target: Path) -> None:
     """Moves new files to their places. The old ones go first, so that none ever lies beside a new one."""
     fresh = target / EXCHANGE
-    for name in _replaced_names(target):
-        (target / name).unlink(missing_ok=True)
-    (fresh / REPLACED).unlink(missing_ok=True)
+    if fresh.is_symlink():  # made by something else
+        raise ArgumentError.of("output", str(target), f"holds a link called {EXCHANGE}; remove it, or choose another")
+    if (fresh / REPLACED).is_dir():
+        for name in os.listdir(fresh / REPLACED):
+            (target / name).unlink(missing_ok=True)
+        shutil.rmtree(fresh / REPLACED)
     for file in sorted(fresh.iterdir()):
         os.replace(file, target / file.name)
     fresh.rmdir()
 
 
-def _replaced_names(target: Path) -> list[str]:
-    """Names of the files that an exchange replaces. Its folder may be foreign, and paths in it are refused."""
-    fresh = target / EXCHANGE
-    with suppress(ValueError, RecursionError):  # not JSON
-        names = json.loads((fresh / REPLACED).read_text()) if (fresh / REPLACED).exists() else []
-        if not fresh.is_symlink() and isinstance(names, list) and all(map(_is_file_name, names)):
-            return names
-    remedy = f"{EXCHANGE} is a link, or its {REPLACED} is no list of file names; remove it, or choose another folder"
-    raise ArgumentError.of("output", str(target), remedy)
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder or file, which need not exist, until the context is left.
+
+    Folders above it are created, and removed again if they stay empty. If another process holds the lock, a
+    `FolderInUseError` is raised.
+    """
+    path, holder = lock_file(folder), lock_file(folder).with_suffix(".owner")
+    lock = FileLock(path)
+    created = [parent for parent in path.parents if not parent.exists()]
+    with explained(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout:
+            name = "another process"
+            with suppress(OSError):  # it has not written its name yet
+                name = holder.read_text()
+            remedy = "wait until that has ended, or give another --output or --experiment"
+            raise FolderInUseError.of("output", str(folder), f"is in use by {name}; {remedy}") from None
+    try:
+        with suppress(OSError):  # a full disk
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        _remove(path)
+        with suppress(OSError):
+            for parent in created:
+                parent.rmdir()
+        lock.release()
 
 
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name == Path(name).name not in ("", "..") and "\0" not in name
+def is_owned(folder: Path) -> bool:
+    """Whether another process, or this one, holds the lock of a folder. The files of a killed owner are removed."""
+    path = lock_file(folder)
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, blocking=False):
+            _remove(path)
+            return False
+    except (Timeout, PermissionError):  # another user's lock cannot be tried
+        return True
+
+
+def _remove(path: Path) -> None:
+    """Removes the files of a lock that is held: after its release they may be another process's."""
+    with suppress(OSError):  # Windows removes no open file; a file that is left over locks nothing
+        path.with_suffix(".owner").unlink(missing_ok=True)
+        path.unlink()
+
+
+def lock_file(folder: Path) -> Path:
+    """The lock's file; all links to the folder lead to the same one."""
+    target = folder.resolve()
+    return target.with_name(f".{target.name}.lock")
 
 
 @contextmanager

@@ -1,25 +1,36 @@
-"""The model of a run: the network with its starting weights, the algorithm, optimizer, schedule and averaging."""
+"""The model of a run: the network with its starting weights, the algorithm, optimizer, schedule and averaging.
+
+FSDP2 divides networks larger than one device. Each process holds its shard of every parameter, of the optimizer's state
+and of an average of weights. A block gathers its weights when it computes. Checkpoints and `best/` hold whole weights,
+gathered in the main process's host memory.
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.scheduler.scheduler import Scheduler
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
-from ..data import Domain, Split
-from ..data.inspection import band_statistics, deep_share, warn_of_far_values
-from ..errors import ArgumentError, DataError
-from ..layers import LossWeights
+from ..compat import BatchNorm
+from ..errors import ArgumentError
+from ..layers import LossWeights, RoutedMlp
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
+from ..layers.experts import StackedExperts
 from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
 from ..networks.build import (
@@ -28,19 +39,16 @@ from ..networks.build import (
     build_network,
     checkpoint_activations,
     data_config,
-    has_measured_statistics,
     lay_channels_last,
     save_network,
-    saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata
-from ..protocols.options import FilledOptions, RunOptions
-from .coverage import cover_training_coordinates
-from .linear_probing import LinearProbing
-from .optimization import build_optimizer, build_schedule
+from ..protocols.options import RunOptions
+from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
-from .sharding import Sharding, is_sharded
+from .processes import is_sharded
+from .training_data import class_weights, column_statistics, cover_training_coordinates, mean_and_std
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +63,7 @@ class Model:
     schedule: Scheduler | None  # of the learning rate; None for a constant one
     averaging: Averaging | None  # of the network's weights
     probing: LinearProbing | None  # the first steps, in which the classifier alone is trained
-    sharding: Sharding | None  # of a network that is divided over processes
+    sharding: "Sharding | None"  # of a network that is divided over processes
     with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
     classes: tuple[str, ...]  # names, in the order of the logits
@@ -87,7 +95,18 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
     images = torch.empty(options.batch_size // accelerator.num_processes)
     algorithm.chunk([(images,)], options.grad_accum_steps)  # refuses an accumulation that no step can take
-    optimizer, schedule = optimization(options, network, algorithm)
+    optimizer: torch.optim.Optimizer = build_optimizer(
+        network,
+        options.opt,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        momentum=options.momentum,
+        layer_decay=options.layer_decay,
+        extra_groups=algorithm.parameter_groups(lr=options.lr, weight_decay=options.weight_decay),
+        in_turn=options.linear_steps > 0,
+    )
+    lengths = {"steps": options.steps, "warmup_steps": options.warmup_steps}
+    schedule = build_schedule(optimizer, options.sched, **lengths, min_lr=options.min_lr)
     probing = LinearProbing(network, optimizer, options) if options.linear_steps else None
     if options.compile:
         torch.compiler.reset()  # a program of an earlier run in this process would leave out this method's hooks
@@ -164,63 +183,11 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     return network
 
 
-def column_statistics(plan: RunPlan) -> dict[str, tuple[float, float]]:
-    """Returns mean and standard deviation of the run's metadata columns over the in-splits of training domains."""
-    names = plan.options.metadata_columns
-    if not names or ":" in plan.options.model:  # a saved network has its own
-        return {}
-    rows = [np.asarray(plan.domains[domain].metadata)[plan.splits[domain].inside] for domain in plan.training]
-    statistics = {}
-    # The first two columns are the coordinates
-    for name, column in zip(names, np.concatenate(rows).astype(np.float64).T[2:], strict=True):
-        values = column[~np.isnan(column)]
-        if not values.size:
-            raise DataError(f"metadata_columns={name!r}: no training image has a value there; leave the column out")
-        statistics[name] = (float(values.mean()), float(values.std()) or 1.0)  # 1 for a constant column
-    return statistics
-
-
-def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | None, Sequence[float] | None]:
-    """Returns mean and standard deviation for normalizing images; None for the model's own."""
-    options = plan.options
-    if (options.mean and options.std) or not _needs_statistics(plan, network):
-        return options.mean, options.std
-    count = sum(len(plan.splits[domain].inside) for domain in plan.training)
-    _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
-    measured = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
-    unit = "whole numbers divided by their type's maximum"
-    _logger.info(f"values of the training images, {unit}:\n{measured.describe()}")
-    mean, std = options.mean or measured.mean, options.std or measured.std
-    warn_of_far_values(plan.domains, mean, std)
-    return mean, std
-
-
-def _needs_statistics(plan: RunPlan, network: Network) -> bool:
-    """Whether mean and deviation have to be measured: published ones are of RGB images of 8 bits."""
-    is_saved = ":" in plan.options.model
-    if not plan.options.image_bands.is_rgb:
-        return not is_saved or bool(plan.options.bands and not saved_config(plan.options.model).get("bands"))
-    shares = [deep_share(domain) for domain in plan.domains]
-    deeper = [name for name, share in zip(plan.names, shares, strict=True) if share > 0]
-    others = [name for name, share in zip(plan.names, shares, strict=True) if share < 1]
-    if deeper and others:
-        counts = f"images of {', '.join(deeper)} have more than 8 bits, and those of {', '.join(others)} do not"
-        _logger.warning(f"{counts}; each is divided by its type's maximum, so compare their ranges")
-    return any(shares[domain] for domain in plan.training) and not (is_saved and has_measured_statistics(network))
-
-
 def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     """Builds the cross-entropy with the run's label smoothing and class weights."""
     options = plan.options
     weight = class_weights(plan).to(device) if options.class_weights else None
     return partial(F.cross_entropy, weight=weight, label_smoothing=options.label_smoothing)
-
-
-def class_weights(plan: RunPlan) -> Tensor:
-    """Returns images / (classes * images of the class), (num_classes,), over training in-splits; 0 without images."""
-    targets = [np.asarray(plan.domains[domain].targets)[plan.splits[domain].inside] for domain in plan.training]
-    counts = torch.from_numpy(np.bincount(np.concatenate(targets), minlength=plan.options.num_classes))
-    return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
 def check_metadata(network: Network, plan: RunPlan) -> None:
@@ -230,7 +197,7 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
     has_modes = hasattr(network, "set_expert_mode")
     if options.expert_mode != "routed" or not hasattr(network, "metadata_encoder"):
         return
-    if not (takes and any(_any_known(plan.domains[domain], plan.splits[domain]) for domain in plan.training)):
+    if not (takes and any(map(_any_known, plan.training_rows("metadata")))):
         shared = ", or --expert-mode shared to train the shared expert alone" if has_modes else ""
         ids = any(isinstance(module, LocationIdEmbedding) for module in network.modules())
         reads, dataset = ("location ids", "iWildCam") if ids else ("places", "place_folder")
@@ -249,9 +216,8 @@ def _starts_from_random_weights(options: RunOptions) -> bool:
     return not (options.pretrained or options.initial_checkpoint or ":" in options.model)
 
 
-def _any_known(domain: Domain, split: Split) -> bool:
-    """Whether any training image has metadata: numbers that are not NaN, or an id that is not negative."""
-    metadata = np.asarray(domain.metadata)[split.inside]
+def _any_known(metadata: np.ndarray) -> bool:
+    """Whether any row is known: numbers that are not NaN, or an id that is not negative."""
     return bool((~np.isnan(metadata) if metadata.dtype.kind == "f" else metadata >= 0).any())
 
 
@@ -263,19 +229,84 @@ def set_expert_mode(network: Network, options: RunOptions) -> None:
         raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")
 
 
-def optimization(
-    options: FilledOptions, network: nn.Module, algorithm: Algorithm
-) -> tuple[torch.optim.Optimizer, Scheduler | None]:
-    """Builds the optimizer of the network's and the algorithm's parameters, and the schedule."""
-    optimizer = build_optimizer(
-        network,
-        options.opt,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        momentum=options.momentum,
-        layer_decay=options.layer_decay,
-        extra_groups=algorithm.parameter_groups(lr=options.lr, weight_decay=options.weight_decay),
-        in_turn=options.linear_steps > 0,
-    )
-    lengths = {"steps": options.steps, "warmup_steps": options.warmup_steps}
-    return optimizer, build_schedule(optimizer, options.sched, **lengths, min_lr=options.min_lr)
+class Sharding:
+    """Divides a network, which is changed in place and moved to its device, and collects its whole weights."""
+
+    def __init__(self, network: nn.Module, averaging: Averaging | None, device: torch.device) -> None:
+        if any(isinstance(module, BatchNorm) and module.training for module in network.modules()):
+            remedy = "BatchNorm's statistics would differ between processes; add --freeze-bn"
+            raise ArgumentError.of("model", type(network).__name__, remedy)
+        self._structure = deepcopy(network).to("meta")
+        mesh = distributed.init_device_mesh(device.type, (distributed.get_world_size(),))
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() != "false",
+            "shard_placement_fn": lambda parameter: _placement(parameter, mesh.size()),
+        }
+        # Mixtures change no output of their experts in place
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .FSDPStackedExperts. returned a view")
+        for part in (network, *(averaging.children() if averaging else ())):
+            for module in _units(part):
+                fully_shard(module, **options)
+                if isinstance(module, StackedExperts):
+                    register_fsdp_forward_method(module, "forward_all")  # for the diversity loss
+            # The weights outside of the units too, or averages would be read while they are gathered
+            fully_shard(part, **{**options, "reshard_after_forward": True})
+
+    def whole_network(self, network: nn.Module, *, main: bool) -> nn.Module:
+        """Gathers the weights of the network or its average. Every process calls it, and only the main one has them."""
+        structure, weights = deepcopy(self._structure), whole(network.state_dict(), main=main)
+        if main:
+            structure.load_state_dict(weights, assign=True)
+        return structure
+
+
+def _units(network: nn.Module) -> list[nn.Module]:
+    """Returns the modules whose weights are gathered together, inner ones first."""
+    units: list[Any] = []
+    for name, module in network.named_modules():
+        parent, _, index = name.rpartition(".")
+        if isinstance(module, RoutedMlp):
+            # Gradients of losses that a mixture reports arrive there before that of its block's output
+            units += [module.router, module.experts]
+        elif index.isdecimal() and parent.endswith("blocks"):
+            units.append(module)
+    return units[::-1]
+
+
+def _placement(parameter: nn.Parameter, processes: int) -> Shard:
+    """Divides the first axis that has equal parts: experts may be fewer than processes, and embeddings have one row."""
+    equal = (axis for axis, size in enumerate(parameter.shape) if size % processes == 0)
+    return Shard(next(equal, 0))
+
+
+def whole(state: Any, *, main: bool = True) -> Any:
+    """Gathers the tensors of a nested state to the CPU. Every process calls it, and only the main one has them."""
+    if isinstance(state, DTensor):
+        gathered = state.full_tensor()
+        return gathered.cpu() if main else None
+    if isinstance(state, Mapping):
+        return {name: whole(value, main=main) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(whole(value, main=main) for value in state)
+    return state
+
+
+def divided(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Divides a whole state like a module's or an optimizer's tensors. Every process has the whole state."""
+    if hasattr(part, "param_groups"):
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        moments = {
+            index: {name: _like(value, parameters[index]) for name, value in values.items()}
+            for index, values in state["state"].items()
+        }
+        return {**state, "state": moments}
+    templates = part.state_dict()
+    return {name: _like(value, templates.get(name)) for name, value in state.items()}
+
+
+def _like(value: Any, template: object) -> Any:
+    if not isinstance(template, DTensor) or not isinstance(value, Tensor) or value.shape != template.shape:
+        return value
+    value = value.to(template.device)
+    return distribute_tensor(value, template.device_mesh, template.placements, src_data_rank=None)

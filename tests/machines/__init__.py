@@ -1,1 +1,0 @@
-"""Two machines that train one run."""
