@@ -24,10 +24,8 @@ from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
-from timm_moe_dg.hub.origin import Origin, hub_link, published_source
-from timm_moe_dg.hub.push import push_folder, push_space
-from timm_moe_dg.hub.space import write_space
+from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, hub_link, load_folder, published_source
+from timm_moe_dg.hub.push import push_folder, push_space, write_space
 from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced, save_calibration

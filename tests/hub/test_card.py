@@ -29,8 +29,7 @@ from tests.hub_repository import card_mistakes
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.hub.card import card_data, write_card
-from timm_moe_dg.hub.folder import fill_from_network, fill_from_run, load_folder
-from timm_moe_dg.hub.origin import Origin, origin_of_run
+from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, load_folder, origin_of_run
 from timm_moe_dg.hub.push import push_folder
 
 REPOSITORY = "someone/network"

@@ -15,9 +15,8 @@ from tests.hub.published import CARDS, config_of, fine_tuned, write_run
 from tests.invented import ARGS, make_record
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.hub.card import write_card
+from timm_moe_dg.hub.card import losses_in_effect, write_card
 from timm_moe_dg.hub.folder import fill_from_run, load_folder
-from timm_moe_dg.hub.measured import losses_in_effect
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS, run_parser
 from timm_moe_dg.protocols.records import Record

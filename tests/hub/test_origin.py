@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from tests.load_tool import load_tool
-from timm_moe_dg.hub.origin import training_command, without_local_paths
+from timm_moe_dg.hub.folder import training_command, without_local_paths
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 
 

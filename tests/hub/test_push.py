@@ -13,8 +13,7 @@ from tests.hub.published import CARDS, ROOT, fine_tuned, write_run
 from tests.hub_server import TOKEN
 from timm_moe_dg.errors import ArgumentError, HubError
 from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import fill_from_network, load_folder
-from timm_moe_dg.hub.origin import Origin
+from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
 from timm_moe_dg.hub.push import push_folder
 
 REPOSITORY = "someone/network"

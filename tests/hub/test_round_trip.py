@@ -10,8 +10,7 @@ from huggingface_hub import constants
 from tests.hub.published import CARDS, CLASSES, NAMES, case_of, fine_tuned, write_run
 from timm_moe_dg.errors import CheckpointError, MoeDgError
 from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import fill_from_network, load_folder
-from timm_moe_dg.hub.origin import Origin
+from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
 from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.trained import load_trained

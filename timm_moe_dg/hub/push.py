@@ -1,4 +1,4 @@
-"""Uploads a folder to a Hub repository in one commit."""
+"""Uploads of a folder to a Hub repository in one commit, and of the Space on which people try the model."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, constants
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, SpaceCardData, constants
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
@@ -15,8 +15,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from .. import __version__
 from ..errors import ArgumentError, HubError, MoeDgError
 from ..networks.build import CONFIG, read_config
+from ..storage.files import replaced
 
 _logger = logging.getLogger(__name__)
 _TOKEN = "set HF_TOKEN to a token with write access, or log in with `hf auth login`"
@@ -117,6 +119,23 @@ def _reason(error: HfHubHTTPError) -> str:
     if status == 403:
         return f"this token has no write access (403: {error.server_message or 'forbidden'}); {_TOKEN}"
     return f"the Hub answered {status}: {error.server_message or str(error).splitlines()[0]}"
+
+
+def write_space(model: Path, repo_id: str) -> Path:
+    """Writes the Space of a model folder beside it: app.py, requirements.txt and README.md. Returns the Space's folder.
+
+    The model is, or will be, published as OWNER/NAME. Its card's license is the Space's too.
+    """
+    license = ModelCard.load(model / "README.md").data.license
+    facts = {"sdk": "gradio", "app_file": "app.py", "models": [repo_id], "license": license}
+    header = SpaceCardData(title=repo_id.partition("/")[2], **facts).to_yaml()
+    link = f"[{repo_id}](https://huggingface.co/{repo_id})"
+    target = model.with_name(f"{model.name}--space")
+    with replaced(target) as folder:
+        (folder / "app.py").write_text(f'from timm_moe_dg.inference.demo import serve\n\nserve("hf-hub:{repo_id}")\n')
+        (folder / "requirements.txt").write_text(f"timm_moe_dg[demo]=={__version__}\n")
+        (folder / "README.md").write_text(f"---\n{header}\n---\n\nTry {link} on your own images.\n")
+    return target
 
 
 def push_space(folder: Path, repo_id: str, *, private: bool = False) -> CommitInfo:

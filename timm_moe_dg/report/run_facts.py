@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import ArgumentError, RecordError
 from ..finetuning.jobs import Job, tail
-from ..hub.origin import training_command, without_local_paths
+from ..hub.folder import training_command, without_local_paths
 from ..networks.build import ensemble_members
 from ..protocols.options import Arguments
 from ..protocols.records import Record, read_records
