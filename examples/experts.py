@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from timm_moe_dg.analysis.run_view import RunView, open_run, redraw_routers
 from timm_moe_dg.data.splits import group_part
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.layers.reports.routing import RouterOutput
+from timm_moe_dg.layers.reports import RouterOutput
 from timm_moe_dg.layers.router import Router
 from timm_moe_dg.results.comparison import sign_flip_p
 

@@ -391,7 +391,7 @@ def test_modules_of_ones_own_are_imported_by_every_command(images, tmp_path, mon
     words = ["--import", "toy_router", "--output", "out", "--experiment", "a"]
     words += ["--model-kwargs", *(f"{name}={value}" for name, value in {**SIZE, "router": "toy_of_a_file"}.items())]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if name != "model_kwargs"]
-    routers, path = timm_moe_dg.layers.router.ROUTERS, list(sys.path)
+    routers, path = timm_moe_dg.layers.routers.ROUTERS, list(sys.path)
     try:
         load_tool("finetune").main(words)
         assert "toy_router" not in Path("out/a/args.yaml").read_text()  # a run folder names no code

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import timm_moe_dg
 from timm_moe_dg import algorithms
 from timm_moe_dg.data import benchmarks
-from timm_moe_dg.layers import router
+from timm_moe_dg.layers import routers
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "reference" / "api.md").read_text()
@@ -47,13 +47,13 @@ def failures(module: ModuleType) -> list[str]:
 @pytest.fixture
 def registries(monkeypatch):
     """Undoes what examples register."""
-    for module, name in ((algorithms, "_algorithms"), (benchmarks, "_ROWS"), (router, "ROUTERS")):
+    for module, name in ((algorithms, "_algorithms"), (benchmarks, "_ROWS"), (routers, "ROUTERS")):
         known = getattr(module, name)
         for key, value in known.items():
             monkeypatch.setitem(known, key, value)
-    before = {id(known): set(known) for known in (algorithms._algorithms, benchmarks._ROWS, router.ROUTERS)}
+    before = {id(known): set(known) for known in (algorithms._algorithms, benchmarks._ROWS, routers.ROUTERS)}
     yield
-    for known in (algorithms._algorithms, benchmarks._ROWS, router.ROUTERS):
+    for known in (algorithms._algorithms, benchmarks._ROWS, routers.ROUTERS):
         for key in set(known) - before[id(known)]:
             del known[key]
 

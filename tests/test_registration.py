@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "timm_moe_dg"
-FIRST_IMPORTS = [
-    f"timm_moe_dg{name}" for name in (".layers.router", ".models._moe_vit", ".layers.reports.specialization", "")
-]
+FIRST_IMPORTS = [f"timm_moe_dg{name}" for name in (".layers.router", ".models.gmoe", ".layers.reports", "")]
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError, RouterError
 from timm_moe_dg.layers import LinearRouter, MoeMlp, Router, RouterOutput, register_router
-from timm_moe_dg.layers.router import ROUTERS
+from timm_moe_dg.layers.routers import ROUTERS
 from timm_moe_dg.losses import auxiliary_loss, reported_losses
 
 SIZES = {"img_size": 32, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 4}

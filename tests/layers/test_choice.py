@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.references import choices
 from timm_moe_dg.errors import RouterError
 from timm_moe_dg.layers import LinearRouter, LossWeights, MoeMlp, RandomRouter, SelfRouter, after_step
-from timm_moe_dg.layers.routers.choice import experts_choice
+from timm_moe_dg.layers.router import experts_choice
 from timm_moe_dg.losses import reported_losses
 from timm_moe_dg.networks.export import load_onnx, record_program, save_onnx
 

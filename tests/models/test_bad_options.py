@@ -6,7 +6,7 @@ import torch
 
 from tests.models.cases import BY_NAME, mixture_layers
 from timm_moe_dg.errors import MetadataError, MoeLayersError, OptionError, RouterError
-from timm_moe_dg.models._moe_vit import resolve_moe_layers
+from timm_moe_dg.models.gmoe import resolve_moe_layers
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.models.cases import mixture_layers, overlay, randomize
 from timm_moe_dg.errors import CheckpointError, MetadataError, MoeLayersError, OptionError, RouterError
-from timm_moe_dg.models._geo_vit import GeoMoeVisionTransformer
+from timm_moe_dg.models.moge import GeoMoeVisionTransformer
 from timm_moe_dg.models.upcycling import upcycle_with_metadata
 
 _VIT = {"img_size": 32, "embed_dim": 48, "depth": 3, "num_heads": 3, "patch_size": 16}

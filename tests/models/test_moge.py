@@ -16,7 +16,7 @@ import timm_moe_dg
 from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
 from timm_moe_dg.errors import CheckpointError, MetadataError
 from timm_moe_dg.losses import moge_losses
-from timm_moe_dg.models._load import upcycle_filter_fn
+from timm_moe_dg.models.building import upcycle_filter_fn
 from timm_moe_dg.networks.build import save_network
 
 COORDINATES, IDS = BY_NAME["moge_tiny"], BY_NAME["moge_small_patch32_384"]

@@ -13,8 +13,8 @@ from tests.models.cases import BY_NAME, Case, mixture_layers
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.optimization import build_optimizer, check_optimizer
 from timm_moe_dg.layers import layer_parameters
-from timm_moe_dg.layers.encoders.domain_heads import DomainHeads
 from timm_moe_dg.layers.experts import StackedExperts
+from timm_moe_dg.layers.heads import DomainHeads
 
 DECAY = 0.05
 

@@ -12,10 +12,9 @@ from timm_moe_dg import models
 from timm_moe_dg.layers import GeoMixtureOptions, MixtureOptions
 
 MODULES = {
-    "gmoe": {"gmoe", "gmoe_tiny_patch16", "gmoe_small_patch16", "gmoe_base_patch16"},
-    "sfmoe": {"sfmoe_small"},
-    "hybrid_sfmoe": {"hybrid_sfmoe_r26_s16"},
-    "moge": {"moge", "moge_tiny", "moge_small_patch32_384"},
+    "gmoe": {f"gmoe_{size}_patch16" for size in ("tiny", "small", "base")} | {"sfmoe_small", "hybrid_sfmoe_r26_s16"},
+    "moge": {"moge_tiny", "moge_small_patch32_384"},
+    "backbone": {"gmoe", "moge", "text_classifier"},
 }
 
 
@@ -25,7 +24,7 @@ def test_a_module_name_lists_our_models_and_none_of_timms(module):
 
 
 def test_every_model_belongs_to_one_module():
-    assert set.union(*MODULES.values()) == {*BY_NAME, "gmoe", "moge"}
+    assert set.union(*MODULES.values()) == {*BY_NAME, *MODULES["backbone"]}
     assert len(BY_NAME) == 7
 
 

@@ -12,7 +12,7 @@ from tests.invented import FIVE, make_record
 from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.layers import SatClipEncoder
-from timm_moe_dg.models import _metadata
+from timm_moe_dg.models import metadata_options
 from timm_moe_dg.results.papers import (
     FIGURES,
     figures_for,
@@ -184,7 +184,8 @@ def test_every_model_is_one_of_timms_and_takes_the_arguments_that_tell_figures_a
     names = ("moe_layers", "router", "metadata_encoder")
     changed = [(f.model, {name: f.settings[name] for name in names if name in f.settings}) for f in FIGURES]
     assert sum(bool(kwargs) for _, kwargs in changed) == 16
-    monkeypatch.setattr(_metadata, "load_satclip", lambda source: SatClipEncoder(10, 8, 8))  # which comes from the Hub
+    # The released one comes from the Hub
+    monkeypatch.setattr(metadata_options, "load_satclip", lambda source: SatClipEncoder(10, 8, 8))
     for model, kwargs in {(model, tuple(kwargs.items())) for model, kwargs in changed if kwargs}:
         timm.create_model(model, **small, **dict(kwargs))
 

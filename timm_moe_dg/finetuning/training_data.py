@@ -29,7 +29,7 @@ from ..layers import MetadataEncoder
 from ..layers.encoders.coverage import distances
 from ..layers.encoders.location import CoordinateEncoder
 from ..models import DomainHeadsVisionTransformer
-from ..models._geo_vit import GeoMoeVisionTransformer
+from ..models.moge import GeoMoeVisionTransformer
 from ..networks.build import DataConfig, Network, has_measured_statistics, saved_config
 from ..networks.trained import takes_metadata
 from .plan import RunPlan

@@ -21,7 +21,7 @@ from ..data.domains import FileDomain
 from ..errors import ArgumentError, CheckpointError
 from ..layers import LocationIdEmbedding
 from ..layers.encoders.coverage import distances
-from ..layers.reports.routing import RouterOutput, count_first_choices
+from ..layers.reports import RouterOutput, count_first_choices
 from ..losses import record_routing, router_outputs
 from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of

@@ -3,16 +3,15 @@
 from .encoders.coverage import Coverage, thin_coordinates
 from .encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
 from .encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
-from .encoders.satclip import SatClipEncoder, load_satclip
+from .encoders.pretrained import SatClipEncoder, load_satclip
 from .experts import expert_implementation_info, set_expert_implementation
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp, after_step
 from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
-from .reports.losses import LossWeights, ReportedLoss
-from .reports.routing import RouterOutput
-from .router import CosineRouter, LinearRouter, MetadataRouter, Router, register_router
-from .routers.controls import RandomRouter, SelfRouter
+from .reports import LossWeights, ReportedLoss, RouterOutput
+from .router import Router
+from .routers import CosineRouter, LinearRouter, MetadataRouter, RandomRouter, SelfRouter, register_router
 
 __all__ = [
     "ColumnsEncoder",

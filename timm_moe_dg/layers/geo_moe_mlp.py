@@ -18,9 +18,8 @@ from .experts import StackedExperts
 from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
 from .precision import values_readable
-from .reports.losses import LossWeights, ReportedLoss
-from .reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
-from .router import MetadataRouter
+from .reports import LossWeights, ReportedLoss, cka_diversity_loss, discovered_domains, supcon_invariance_loss
+from .routers import MetadataRouter
 
 
 class ExpertReport(NamedTuple):

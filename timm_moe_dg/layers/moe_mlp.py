@@ -18,9 +18,9 @@ from .dense.feed_forwards import GatedActivation, read_feed_forward
 from .experts import StackedExperts, StackedLinear
 from .mixture_options import MixtureOptions, build_options
 from .own_parameters import OwnParameters
-from .reports.losses import LossWeights, ReportedLoss
-from .reports.routing import RouterOutput, image_balance_loss, z_loss
-from .router import Router, build_router
+from .reports import LossWeights, ReportedLoss, RouterOutput, image_balance_loss, z_loss
+from .router import Router
+from .routers import build_router
 
 
 class RoutedMlp(OwnParameters):
@@ -62,7 +62,7 @@ class RoutedMlp(OwnParameters):
             self.router.count(routing)
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
-        """Returns the router's losses, see `layers.reports.losses`."""
+        """Returns the router's losses, see `layers.reports`."""
         routing = self.routing
         if routing is None:
             return {}

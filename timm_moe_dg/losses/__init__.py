@@ -1,15 +1,17 @@
 """Losses: functions of tensors that return a scalar, and the losses that a model reports."""
 
-from ..layers.reports.routing import (
+from ..layers.reports import (
+    cka_diversity_loss,
+    discovered_domains,
     domain_balance_loss,
     image_balance_loss,
     importance_loss,
     load_loss,
+    supcon_invariance_loss,
     tutel_loss,
     vmoe_loss,
     z_loss,
 )
-from ..layers.reports.specialization import cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .domain import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,

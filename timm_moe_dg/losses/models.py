@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, RoutedMlp, Router, RouterOutput
-from ..layers.reports.losses import ReportsLosses
-from ..layers.reports.routing import BALANCING_LOSSES, domain_balance_loss
+from ..layers.reports import BALANCING_LOSSES, ReportsLosses, domain_balance_loss
 
 
 def _routed_modules(model: nn.Module) -> list[tuple[str, RoutedMlp]]:
@@ -92,7 +91,7 @@ def reported_losses(
 ) -> dict[str, ReportedLoss]:
     """Returns the losses that a model's modules report of the last training forward, by name.
 
-    Each module with a method `training_losses` is asked, see `layers.reports.losses`. "aux_loss" is 0 without routers.
+    Each module with a method `training_losses` is asked, see `layers.reports`. "aux_loss" is 0 without routers.
     Call this between forward and backward, once per forward, with that forward's class indices (B,). The model may be
     wrapped for distributed training. The images are those of domains of these `sizes`, one after the other, by default
     of one domain.

@@ -17,15 +17,14 @@ from torch import Tensor
 
 from ..compat import update_model_args
 from ..errors import ArgumentError
-from ..layers.encoders.domain_heads import DomainHeads, DomainRelations
 from ..layers.encoders.metadata import MetadataEncoder
+from ..layers.heads import DomainHeads, DomainRelations
 from ..layers.mixture_options import take_options
 from ..layers.own_parameters import undecayed_parameters
 from ..layers.precision import upcast
-from ..layers.reports.losses import LossWeights, ReportedLoss
-from ._build import create_moe_vit, deit_cfg
-from ._load import check_complete, rename_final_norm
-from ._moe_vit import check_vit_options
+from ..layers.reports import LossWeights, ReportedLoss
+from .building import check_complete, create_moe_vit, deit_cfg, rename_final_norm
+from .gmoe import check_vit_options
 
 default_cfgs = generate_default_cfgs({"d3g_tiny_patch16.deit_in1k": deit_cfg("tiny")})
 

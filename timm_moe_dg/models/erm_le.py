@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.mixture_options import take_options
-from ._build import create_moe_vit, deit_cfg
-from ._load import check_complete, rename_final_norm
-from ._metadata import MetadataOptions
-from ._moe_vit import check_vit_options
+from .building import check_complete, create_moe_vit, deit_cfg, rename_final_norm
+from .gmoe import check_vit_options
+from .metadata_options import MetadataOptions
 
 default_cfgs = generate_default_cfgs({"erm_le_tiny_patch16.deit_in1k": deit_cfg("tiny")})
 _NEW = ("fuse.", "metadata_encoder.")  # no dense checkpoint holds these

@@ -3,19 +3,23 @@
 Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
-from timm.models import generate_default_cfgs, register_model
-from torch import nn
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block
+from torch import Tensor
 
-from ._backbone import Mixture, create_on_backbone
-from ._build import IMAGENET_CFG, create_moe_vit, deit_cfg
-from ._geo_vit import GeoMoeVisionTransformer
-from .upcycling import upcycle_with_metadata
+from ..compat import feature_take_indices, update_model_args
+from ..layers.encoders.coverage import Coverage
+from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.mixture_options import GeoMixtureOptions, take_options
+from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
+from .gmoe import MixtureVisionTransformer, MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
+from .metadata_options import MetadataRoutingOptions, bound_coverage, index_coordinates
 
 default_cfgs = generate_default_cfgs(
     {
-        "moge.deit_in1k": deit_cfg("small"),  # of the default backbone. Every other one has its own.
         "moge_tiny.deit_in1k": deit_cfg("tiny"),
         "moge_small_patch32_384.augreg_in21k_ft_in1k": {
             **IMAGENET_CFG,
@@ -27,6 +31,173 @@ default_cfgs = generate_default_cfgs(
         },
     }
 )
+
+
+class GeoBlock(Block):
+    """timm's Block, which hands the metadata embedding on if its feed-forward is a `GeoMoeMlp`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.routed = isinstance(self.mlp, GeoMoeMlp)
+
+    def forward(self, x: Tensor, context: Tensor, present: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, N, D) tokens, (B, R) metadata embedding, (B,) presence -> (B, N, D)."""
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
+        if self.routed:
+            return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), context, present)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+class GeoMoeVisionTransformer(MixtureVisionTransformer):
+    """Vision transformer whose feed-forward is a `GeoMoeMlp` in some blocks (MoGE, section 2.1).
+
+    `model(images, metadata)` routes; `model(images)` and images whose metadata is missing use the shared expert.
+    Everything else is timm's VisionTransformer, arguments included. Attention masks are not supported.
+
+    Args:
+        moe_layers: Which blocks, see `resolve_moe_layers`.
+        **kwargs: Options of the experts, `timm_moe_dg.layers.GeoMixtureOptions` (`num_experts`, `top_k`,
+            `shared_expert`, ...), options of the metadata, `timm_moe_dg.models.MetadataRoutingOptions`
+            (`metadata_encoder`, `coverage_radius`, ...), and arguments of timm's VisionTransformer.
+
+    >>> model, images = timm.create_model("moge_tiny", num_classes=62).eval(), torch.randn(2, 3, 224, 224)
+    >>> model(images, torch.tensor([[13.4, 52.5], [torch.nan, torch.nan]])).shape  # the second place is unknown
+    torch.Size([2, 62])
+    """
+
+    option_classes: ClassVar[tuple[type, ...]] = (GeoMixtureOptions, MetadataRoutingOptions)
+
+    def __init__(self, *args: Any, moe_layers: MoeLayers = "last_two", **kwargs: Any) -> None:
+        mixture = take_options(GeoMixtureOptions, kwargs)
+        metadata = take_options(MetadataRoutingOptions, kwargs)
+        check_vit_options(type(self), kwargs)
+        encoder = metadata.build_encoder(kwargs.get("device"), kwargs.get("dtype"))
+        moe_args = {**vars(mixture), "context_features": encoder.out_features}
+        layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
+        kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
+        super().__init__(*args, **kwargs)
+        # Attached after timm's initialization, which would draw the weights of a given module anew
+        self.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
+
+    def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
+        """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km."""
+        self.expert_mode: str | int = "routed"
+        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+        if points:
+            encoder.coverage = Coverage(points, device=next(self.parameters()).device)
+        if radius is not None:
+            self.set_coverage_radius(radius)
+
+    def set_expert_mode(self, mode: str | int) -> None:
+        """Sets which experts predict: 'routed' by metadata, 'shared' alone, or a routed expert by its index."""
+        for module in self.modules():
+            if isinstance(module, GeoMoeMlp):
+                module.set_expert_mode(mode)
+        self.expert_mode = mode
+
+    def set_coverage(self, lonlat: Tensor) -> Coverage:
+        """Makes an index of the training coordinates, (N, 2) longitude and latitude, which is saved with the weights.
+
+        Coordinates are in degrees, and rows with NaN are left out.
+        """
+        coverage = index_coordinates(self.metadata_encoder, lonlat)
+        self._record(coverage_points=len(coverage.points), coverage_radius=None)
+        return coverage
+
+    def set_coverage_radius(self, radius: float | None) -> None:
+        """Sets how far from the training coordinates the router is trusted in evaluation.
+
+        `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
+        needs an index, and a shared expert to fall back to.
+        """
+        falls_back = not any(isinstance(layer, GeoMoeMlp) and layer.shared is None for layer in self.modules())
+        self._record(coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
+
+    def _record(self, **options: float | None) -> None:
+        """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
+        update_model_args(self, **options)
+        getattr(self, "mixture_args", {}).update(options)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+
+    def forward_features(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens."""
+        context, present = self.metadata_encoder(x, metadata)
+        x = self._embed(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
+        return self.norm(x)
+
+    def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x, metadata))
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Prunes as timm does, and drops the metadata encoder if no routed block is left."""
+        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if not any(block.routed for block in self.blocks):
+            self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
+        return remaining
+
+    def forward_intermediates(  # type: ignore[override]
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        metadata: Tensor | None = None,
+    ) -> Any:
+        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt={output_fmt!r}: choose NCHW or NLC")
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
+        context, present = self.metadata_encoder(x, metadata)
+        x = self._embed(x)
+        taken = []
+        for index, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
+            if index in take_indices:
+                taken.append(self.norm(x) if norm else x)
+        prefixes = [tokens[:, : self.num_prefix_tokens] for tokens in taken]
+        spatial = [tokens[:, self.num_prefix_tokens :] for tokens in taken]
+        if output_fmt == "NCHW":
+            spatial = [tokens.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for tokens in spatial]
+        with_prefixes = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            named: dict[str, Any] = {"image_intermediates": spatial}
+            if with_prefixes:
+                named["image_intermediates_prefix"] = prefixes
+            return named if intermediates_only else {**named, "image_features": self.norm(x)}
+        intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
+        return intermediates if intermediates_only else (self.norm(x), intermediates)
+
+    def get_intermediate_layers(  # type: ignore[override]
+        self,
+        x: Tensor,
+        n: int | list[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        metadata: Tensor | None = None,
+    ) -> Any:
+        """Returns `forward_intermediates` in the form of DINO's interface, which timm offers too."""
+        return self.forward_intermediates(
+            x,
+            n,
+            return_prefix_tokens=return_prefix_tokens,
+            norm=norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+            metadata=metadata,
+        )
 
 
 def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:
@@ -47,14 +218,3 @@ def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVis
     model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
     ids = {"metadata_encoder": "location_id", "num_locations": 323}
     return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})
-
-
-@register_model
-def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """MoGE on any of timm's plain vision transformers: CLIP, DINOv2, SigLIP, DeiT, AugReg.
-
-    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.upcycle_with_metadata`, and
-    the backbone's own.
-    """
-    mixture = Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes)
-    return create_on_backbone(mixture, pretrained, **kwargs)

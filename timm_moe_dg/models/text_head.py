@@ -1,4 +1,4 @@
-"""Networks whose classifier is made of text embeddings, such as CLIP's."""
+"""Classifiers of text embeddings, such as CLIP's, in place of a network's own."""
 
 import json
 from collections.abc import Sequence
@@ -7,26 +7,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, check_regular_file
-from ..layers.text_head import TextHead
-from ._backbone import Mixture, create_on_backbone, put_text_head
-from ._build import deit_cfg
-from .upcycling import name_of
-
-default_cfgs = generate_default_cfgs({"text_classifier.deit_in1k": deit_cfg("small")})  # of the default backbone
-
-
-@register_model
-def text_classifier(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """A dense timm network with a text head. Saved configurations name it; `use_text_head` makes one.
-
-    Options are `backbone='vit_base_patch16_clip_224.openai'`, `text_head`, the arguments of `TextHead`, and the
-    backbone's own.
-    """
-    return create_on_backbone(Mixture("text_classifier", lambda network: network, ()), pretrained, **kwargs)
+from ..layers.heads import TextHead
+from .upcycling import name_of, record_change
 
 
 def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> None:
@@ -70,6 +55,16 @@ def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> Non
     put_text_head(network, head.to(next(network.parameters())))
 
 
+def put_text_head(model: Any, head: TextHead) -> None:
+    """Replaces a network's classifier, and records it for timm's `save_for_hf`."""
+    (name,) = classifier_names(model.pretrained_cfg["classifier"])
+    model.set_submodule(name, head)
+    model.num_classes, width = head.weight.shape
+    in_features = head.projection.in_features if isinstance(head.projection, nn.Linear) else None
+    text_head = {"num_classes": model.num_classes, "width": width, "in_features": in_features}
+    record_change(model, None if hasattr(model, "mixture_args") else "text_classifier", {"text_head": text_head})
+
+
 def _read(path: str | Path, classes: Sequence[str]) -> tuple[Tensor, Tensor | None]:
     """Reads the class weights (C, E) of a file, and the logarithm of its scale if it has one."""
     try:
@@ -85,3 +80,8 @@ def _read(path: str | Path, classes: Sequence[str]) -> tuple[Tensor, Tensor | No
         remedy = f"its classes are {names!r:.80}, and the data's are {list(classes)!r:.80}; give these, in this order"
         raise ArgumentError.of("head", f"text:{path}", remedy)
     return weight, scale
+
+
+def classifier_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of a network's classifiers, from its pretrained configuration."""
+    return (names,) if isinstance(names, str) else tuple(names or ())

@@ -22,13 +22,13 @@ from ..compat import update_model_args
 from ..errors import MoeLayersError, RouterError
 from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
 from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.heads import TextHead
 from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, build_options, take_options
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
 from ..layers.own_parameters import undecayed_parameters
-from ..layers.text_head import TextHead
-from ._geo_vit import GeoBlock, GeoMoeVisionTransformer
-from ._metadata import MetadataRoutingOptions
-from ._moe_vit import MoeLayers, resolve_moe_layers
+from .gmoe import MoeLayers, resolve_moe_layers
+from .metadata_options import MetadataRoutingOptions
+from .moge import GeoBlock, GeoMoeVisionTransformer
 
 # Modules of the same classes with another purpose: they mix tokens or pixels (MLP-Mixer, TNT), compute attention
 # biases from relative positions (Swin v2, ViT), or refine one pooled token

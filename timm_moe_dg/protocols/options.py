@@ -36,7 +36,7 @@ from ..cli.values import (
 )
 from ..data import BENCHMARKS
 from ..data.bands import RGB, Bands
-from ..layers.reports.routing import BALANCING_LOSSES
+from ..layers.reports import BALANCING_LOSSES
 from ..networks.bands import BAND_INITS
 from ..networks.freeze import FREEZABLE
 

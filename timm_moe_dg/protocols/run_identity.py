@@ -24,7 +24,7 @@ from ..data import BENCHMARKS, Benchmark
 from ..data.bands import band_settings
 from ..data.inspection import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, MoeLayersError, check_regular_file
-from ..models._moe_vit import resolve_moe_layers
+from ..models.gmoe import resolve_moe_layers
 from ..networks.build import default_drop_path
 from .options import (
     DEFAULTS,

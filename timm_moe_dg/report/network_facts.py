@@ -15,7 +15,7 @@ from ..cli.values import LOCAL
 from ..data import Domain, EvaluationImages, Split
 from ..data.splits import make_splits
 from ..errors import DataError
-from ..layers.reports.routing import count_first_choices
+from ..layers.reports import count_first_choices
 from ..losses import record_routing, router_outputs
 from ..metrics import CalibrationBins, calibration_bins
 from ..networks.calibration import find_calibration

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from timm_moe_dg.errors import CheckpointError, MetadataError, MissingDependencyError
-from timm_moe_dg.layers.encoders.geoclip import equal_earth, load_geoclip
 from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
+from timm_moe_dg.layers.encoders.pretrained import equal_earth, load_geoclip
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.export import export_model
 from timm_moe_dg.networks.trained import load_trained

@@ -121,7 +121,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 def test_the_hub_is_asked_for_the_released_file_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "timm_moe_dg.layers.encoders.satclip.hf_hub_download", lambda *args: asked.append(args) or str(checkpoint)
+        "timm_moe_dg.layers.encoders.pretrained.hf_hub_download", lambda *args: asked.append(args) or str(checkpoint)
     )
     assert load_satclip("microsoft/SatCLIP-ViT16-L10").degrees == 4
     assert asked == [("microsoft/SatCLIP-ViT16-L10", "satclip-vit16-l10.ckpt")]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..errors import MetadataError
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
-from ..layers.encoders.geoclip import load_geoclip
 from ..layers.encoders.location import (
     LOCATION_ENCODERS,
     CoordinateEncoder,
@@ -18,7 +17,7 @@ from ..layers.encoders.location import (
     SinCosEncoder,
 )
 from ..layers.encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
-from ..layers.encoders.satclip import load_satclip
+from ..layers.encoders.pretrained import load_geoclip, load_satclip
 
 GEOCLIP, SATCLIP_PREFIX = "geoclip", "satclip:"
 _logger = logging.getLogger(__name__)

@@ -6,24 +6,35 @@ the dense part, then the mixtures and the text head.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
 from timm.layers import Format
-from timm.models import load_state_dict, load_state_dict_from_hf, parse_model_name, split_model_name_tag
+from timm.models import (
+    generate_default_cfgs,
+    load_state_dict,
+    load_state_dict_from_hf,
+    parse_model_name,
+    register_model,
+    split_model_name_tag,
+)
 from torch import Tensor, nn
 
 from ..compat import FeatureGetterNet, load_state_dict_from_path
 from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
-from ..layers.encoders.geoclip import check_weights
 from ..layers.encoders.metadata import MetadataEncoder
+from ..layers.encoders.pretrained import check_weights
+from ..layers.heads import TextHead
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
-from ..layers.text_head import TextHead
-from .upcycling import record_change
+from .building import deit_cfg
+from .gmoe import MoeVisionTransformer
+from .moge import GeoMoeVisionTransformer
+from .text_head import classifier_names, put_text_head
+from .upcycling import upcycle, upcycle_with_metadata
 
 Keywords = dict[str, Any]  # arguments of timm's models, and its pretrained configurations
 
@@ -31,6 +42,11 @@ DEFAULT_BACKBONE, DEFAULT_TAG = "deit_small_patch16_224.fb_in1k", "deit_in1k"
 
 _SAVED = ("local-dir", "hf-hub")  # sources with a config.json that names the mixture
 _FEATURE_OPTIONS = ("out_indices", "output_fmt", "norm")
+
+# Of the default backbone. Every other one has its own.
+default_cfgs = generate_default_cfgs(
+    {f"{name}.{DEFAULT_TAG}": deit_cfg("small") for name in ("gmoe", "moge", "text_classifier")}
+)
 
 
 class Mixture(NamedTuple):
@@ -42,10 +58,13 @@ class Mixture(NamedTuple):
 
     @property
     def options(self) -> tuple[str, ...]:
+        """Names of the options that `change` takes."""
         return ("moe_layers", *option_names(*self.option_classes)) if self.option_classes else ()
 
 
 class Source(NamedTuple):
+    """Configuration and weights that a network is built from."""
+
     cfg: Keywords | None  # pretrained configuration of a saved mixture, or None for the backbone's
     overlay: Keywords  # replaces parts of the configuration
     weights: dict[str, Tensor] | None  # given or saved, or None to let timm find the backbone's
@@ -177,16 +196,6 @@ def _build(
     return model
 
 
-def put_text_head(model: Any, head: TextHead) -> None:
-    """Replaces a network's classifier, and records it for timm's `save_for_hf`."""
-    (name,) = _classifiers(model.pretrained_cfg["classifier"])
-    model.set_submodule(name, head)
-    model.num_classes, width = head.weight.shape
-    in_features = head.projection.in_features if isinstance(head.projection, nn.Linear) else None
-    text_head = {"num_classes": model.num_classes, "width": width, "in_features": in_features}
-    record_change(model, None if hasattr(model, "mixture_args") else "text_classifier", {"text_head": text_head})
-
-
 def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
     """Calls timm's factory, with a named error for an option that the backbone does not have."""
     try:
@@ -212,7 +221,7 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
     dense = plan.state_dict()
     with torch.device("meta"):
         mixed = kind.change(plan, **mixture).state_dict()
-    classifier = tuple(f"{name}." for name in _classifiers(plan.pretrained_cfg["classifier"]))
+    classifier = tuple(f"{name}." for name in classifier_names(plan.pretrained_cfg["classifier"]))
     expected = {key for key in mixed if not key.startswith(classifier)}
     present = {key for key in source.weights if not key.startswith(classifier)}
     problems = {"missing from the checkpoint": expected - present, "not in the model": present - expected}
@@ -224,10 +233,6 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
     if source.text_head:
         outside = {key: value for key, value in outside.items() if not key.startswith(classifier)}
     return outside | {key: torch.zeros_like(dense[key], device="cpu") for key in dense.keys() - mixed.keys()}
-
-
-def _classifiers(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _load_changed(model: nn.Module, source: Source) -> None:
@@ -261,3 +266,35 @@ def _feature_net(model: Any, **options: Any) -> nn.Module:
     wrapper: Any = (_ChannelsLastGetter if channels_last else FeatureGetterNet)(model, **options)
     wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
     return wrapper
+
+
+@register_model
+def gmoe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """GMoE on any timm network with token-wise feed-forwards: CLIP, DINOv2 and v3, SigLIP, EVA, Swin, ConvNeXt.
+
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.upcycle`, and the backbone's own.
+    With `features_only=True` the model returns the backbone's feature maps.
+    """
+    mixture = Mixture("gmoe", upcycle, MoeVisionTransformer.option_classes)
+    return create_on_backbone(mixture, pretrained, **kwargs)
+
+
+@register_model
+def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """MoGE on any of timm's plain vision transformers: CLIP, DINOv2, SigLIP, DeiT, AugReg.
+
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.upcycle_with_metadata`, and
+    the backbone's own.
+    """
+    mixture = Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes)
+    return create_on_backbone(mixture, pretrained, **kwargs)
+
+
+@register_model
+def text_classifier(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A dense timm network with a text head. Saved configurations name it; `use_text_head` makes one.
+
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, `text_head`, the arguments of `TextHead`, and the
+    backbone's own.
+    """
+    return create_on_backbone(Mixture("text_classifier", lambda network: network, ()), pretrained, **kwargs)

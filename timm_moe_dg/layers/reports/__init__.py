@@ -1,1 +1,0 @@
-"""What layers report of a forward in training: the routing, and losses of their own."""

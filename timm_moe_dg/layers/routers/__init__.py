@@ -1,1 +1,0 @@
-"""The choice of experts, and routers that are controls."""
