@@ -45,7 +45,14 @@ from timm_moe_dg.protocols.planner import (
     describe_plan,
     plan_runs,
 )
-from timm_moe_dg.protocols.run_identity import differences, read_arguments, read_repeatable, sha256, weights_files
+from timm_moe_dg.protocols.run_identity import (
+    check_weights_files,
+    differences,
+    read_arguments,
+    read_repeatable,
+    sha256,
+    weights_files,
+)
 
 # What --help shows; --help-all shows every option
 MAIN = ["config", "recipe", "datasets", "data_dir", "algorithms", "models", "protocols", "domains", "trial_seeds"]
@@ -150,30 +157,27 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if differing := differences(parsed, recorded, get_benchmark(options["dataset"])):
             remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
-        if reason := other_files(parsed, recorded, args.status):
-            raise ArgumentError.of("output", str(folder), f"holds a run {reason}; give another --output")
+        check_files(parsed, recorded, args.status)
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     words = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, words, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
-def other_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient: bool = False) -> str | None:
-    """Describes how data or initial weights differ from those of a recorded run; None if they are the same.
+def check_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient: bool = False) -> None:
+    """Checks that data and initial weights are those of a recorded run.
 
     If `lenient`, data that cannot be read count as the same.
     """
-    weights, before = weights_files(planned), recorded.get("weights_sha256")
-    if before and not weights:
-        return f"that started from {planned.get('initial_checkpoint') or planned['model']!r}, whose file is not there"
-    if before and sha256_of(*weights) != before:
-        return "that started from other weights under the same name"
-    if not (digests := recorded.get("domain_digests")):
-        return None
-    names = tuple(dict(planned.get("columns") or {}).items())
-    reading = (tuple(planned["metadata_columns"] or ()), planned["in_chans"], names)
-    now = digests_of(planned["dataset"], planned["data_dir"], reading, lenient)
-    reason = None if now is None else difference(digests, now, FILES)
-    return reason and f"on other data: {reason}"
+    if recorded.get("weights_sha256"):
+        files = weights_files(planned)
+        check_weights_files(recorded, {**planned, "weights_sha256": sha256_of(*files) if files else None})
+    if digests := recorded.get("domain_digests"):
+        names = tuple(dict(planned.get("columns") or {}).items())
+        reading = (tuple(planned["metadata_columns"] or ()), planned["in_chans"], names)
+        now = digests_of(planned["dataset"], planned["data_dir"], reading, lenient)
+        if now is not None and (change := difference(digests, now, FILES)):
+            remedy = f"holds a run on other data: {change}; give another --output"
+            raise ArgumentError.of("output", str(Path(planned["output"], planned["experiment"])), remedy)
 
 
 @cache

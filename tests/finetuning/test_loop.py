@@ -20,7 +20,7 @@ from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader, evaluat
 from timm_moe_dg.errors import DivergenceError
 from timm_moe_dg.finetuning import loop
 from timm_moe_dg.finetuning import plan as plan_module
-from timm_moe_dg.finetuning.loop import DivergenceCheck, check_weights
+from timm_moe_dg.finetuning.loop import check_losses, check_weights
 from timm_moe_dg.finetuning.messages import describe
 from timm_moe_dg.finetuning.model import build_model
 from timm_moe_dg.finetuning.plan import make_plan
@@ -335,8 +335,8 @@ def weights_of(value):
 @pytest.mark.parametrize(
     ("change", "step", "message"),
     [
-        (nan_loss, 1, "DivergenceError: loss=nan: not finite at step 1, on a batch of art, sketch;"),
-        (nan_loss, 2, "DivergenceError: loss=nan: not finite at step 2,"),
+        (nan_loss, 1, "DivergenceError: loss=nan: not finite by step 1, on a batch of art, sketch;"),
+        (nan_loss, 2, "DivergenceError: loss=nan: not finite by step 2,"),
         (weights_of(math.nan), 2, "DivergenceError: weights=inf: too large after step 2"),
         (weights_of(1e25), 2, r"DivergenceError: weights=1.0e\+25: too large after step 2"),
     ],
@@ -355,20 +355,11 @@ def test_a_step_that_diverged_is_named_and_not_kept(finetune, tmp_path, monkeypa
     assert not (tmp_path / "a" / "checkpoints").exists()
 
 
-def test_the_step_or_the_range_of_steps_is_named():
-    check = DivergenceCheck(5, ["sea", "land"])
-    check(5, torch.tensor(1.0), "none yet")
-    with pytest.raises(DivergenceError, match=r"not finite at step 6, on a batch of sea, land; .*checkpoint: step-3"):
-        check(6, torch.tensor(math.nan), "step-3")
-    with pytest.raises(DivergenceError, match="loss=inf: not finite in one of the steps 6 to 10"):
-        check(10, torch.tensor(math.inf), "step-3")
-
-
-def test_a_step_that_is_checked_twice_is_one_step():
-    check = DivergenceCheck(0, ["sea"])
-    check(0, torch.tensor(1.0), "none yet")
-    with pytest.raises(DivergenceError, match=r"loss=nan: not finite at step 0, on"):
-        check(0, torch.tensor(math.nan), "none yet")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_losses_that_are_not_finite_end_a_run(value):
+    check_losses(torch.tensor(1.0), 5, ["sea", "land"], "none yet")
+    with pytest.raises(DivergenceError, match=r"^loss=.*by step 6, on a batch of sea, land; .*checkpoint: step-3"):
+        check_losses(torch.tensor(value), 6, ["sea", "land"], "step-3")
 
 
 def test_weights_that_overflow_next_are_not_kept():

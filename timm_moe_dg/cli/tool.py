@@ -20,7 +20,7 @@ _IN_CLONE = not (_PACKAGE / "tools").is_dir()
 TOOLS = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools"
 RECIPES = TOOLS / "recipes"
 # Modules that tools import at their start, and that come with an extra
-_TRAIN = ("accelerate", "psutil", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib")
+_TRAIN = ("accelerate", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib")
 EXTRAS = dict.fromkeys(_TRAIN, "train")
 started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
 OPTION = "--import"

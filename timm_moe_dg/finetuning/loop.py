@@ -44,7 +44,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
     """Takes the remaining steps. A checkpoint precedes each evaluation, so that neither is lost with the other."""
     options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
     first, checkpoints = run.resume_point.first_step, run.plan.folder.checkpoints
-    check = DivergenceCheck(first, [run.plan.names[index] for index in run.plan.training])
+    domains = [run.plan.names[index] for index in run.plan.training]
     bar = step_bar(range(first, options.steps), options.model, hidden=not accelerator.is_main_process)
     run.finish_interrupted_step(stop)
     if run.has_stalled():
@@ -64,11 +64,11 @@ def train(run: FineTuning, stop: Interruption) -> None:
 
         shows_loss, evaluates, stopping = step % LOSS_FREQ == 0, run.is_evaluated(step), stop.should_stop()
         if shows_loss or accelerator.device.type == "cpu":
-            check(step, meter.total(), checkpoints.describe())
+            check_losses(meter.total(), step, domains, checkpoints.describe())
         if shows_loss:
-            bar.set_postfix({"loss": losses["loss"].item(), "images/s": round(meter.rate())}, refresh=False)
+            bar.set_postfix({"loss": losses["loss"].item()}, refresh=False)
         if evaluates or stopping or (options.save_freq and step % options.save_freq == 0):
-            check(step, accelerator.reduce(meter.total()), checkpoints.describe())
+            check_losses(accelerator.reduce(meter.total()), step, domains, checkpoints.describe())
             check_weights(model.network, step, checkpoints.describe())
             run.save_checkpoint(step)
         if stopping:
@@ -160,27 +160,16 @@ def run(plan: RunPlan, accelerator: Accelerator, log: RunLog) -> None:
     raise stop.error(text)  # outside of the except clause, or it would keep the frames of the loop
 
 
-class DivergenceCheck:
-    """Detects non-finite training and names the first suspect step."""
+def check_losses(total: Tensor, step: int, domains: Sequence[str], checkpoint: str) -> None:
+    """Checks a sum of losses up to a step, finite only if every step's loss was. Reading it waits for the device.
 
-    def __init__(self, first_step: int, domains: Sequence[str]) -> None:
-        self._unchecked = first_step
-        self._domains = domains
-
-    def __call__(self, step: int, total: Tensor, checkpoint: str) -> None:
-        """Checks the steps since the last call, up to `step`, the one just taken.
-
-        `total` is a sum over these steps, finite only if every step's value was. Reading it waits for the device.
-        `checkpoint` names the last good checkpoint, for the message.
-        """
-        value = total.item()
-        if not math.isfinite(value):
-            since = f"at step {step}" if step <= self._unchecked else f"in one of the steps {self._unchecked} to {step}"
-            raise DivergenceError(
-                f"loss={value}: not finite {since}, on a batch of {', '.join(self._domains)}; lower --lr, warm up, or "
-                f"train without --amp-dtype float16; last good checkpoint: {checkpoint}"
-            )
-        self._unchecked = step + 1
+    `checkpoint` names the last good checkpoint, for the message.
+    """
+    if not math.isfinite(total.item()):
+        raise DivergenceError(
+            f"loss={total.item()}: not finite by step {step}, on a batch of {', '.join(domains)}; lower --lr, warm up, "
+            f"or train without --amp-dtype float16; last good checkpoint: {checkpoint}"
+        )
 
 
 def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:

@@ -72,11 +72,6 @@ class RunPlan:
         return [position for position in self.training if len(self.splits[position].outside)]
 
     @property
-    def step_domains(self) -> int:
-        """Number of domains, and so of minibatches, in a step."""
-        return self.benchmark.domains_per_step or len(self.training)
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.domains[0].classes

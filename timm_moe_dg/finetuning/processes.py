@@ -206,17 +206,9 @@ def check_launch(options: RunOptions, accelerator: Accelerator) -> None:
 
 
 def threads_given(environment: Mapping[str, str]) -> bool:
-    """Whether the user has set OMP_NUM_THREADS, which torch follows."""
-    if not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & environment.keys():
-        return "OMP_NUM_THREADS" in environment
-    import psutil  # imports modules of Unix, so that it stays out of the package's own import
-
-    # The launchers set it to 1 if it is not there, so that the launcher's own environment has to be asked
-    try:
-        is_set_outside = "OMP_NUM_THREADS" in psutil.Process().parent().environ()
-        return is_set_outside or environment.get("OMP_NUM_THREADS", "1") != "1"
-    except (psutil.Error, AttributeError):  # the launcher has ended, or belongs to another user
-        return False
+    """Whether the user has set OMP_NUM_THREADS, which torch follows. Launchers set it to 1 if it is not there."""
+    is_launched = bool({"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & environment.keys())
+    return "OMP_NUM_THREADS" in environment and not (is_launched and environment["OMP_NUM_THREADS"] == "1")
 
 
 def wanted_precision(amp_dtype: str | None) -> str | None:

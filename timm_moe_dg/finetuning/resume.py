@@ -30,10 +30,6 @@ def parse_resumable(parser: ToolParser, argv: Sequence[str]) -> RunOptions:
     args = parse_arguments(parser, argv, read=read_repeatable)
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
-        if "average_method" in read_arguments(run / ARGUMENTS, "resume"):
-            start = f"--model local-dir:{run / 'best'} --pretrained"
-            remedy = f"is an average of runs and has no steps; start a run from it with {start}"
-            raise ArgumentError.of("resume", str(run), remedy)
         given = args.algorithm
         args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
         # Importing a module runs it, and a run folder may come from anybody

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
 from statistics import fmean
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -48,19 +48,10 @@ from .training_data import build_loaders, step_sampler
 _logger = logging.getLogger(__name__)
 
 
-class MeterState(TypedDict):
-    """The state of a `StepMeter`."""
-
-    steps: int
-    sums: dict[str, Tensor]
-    seconds: float
-
-
 class StepMeter:
     """Means of losses and of the time per step since the last evaluation, without waiting for the device."""
 
-    def __init__(self, images_per_step: int = 0) -> None:
-        self.images_per_step = images_per_step  # over all domains and processes
+    def __init__(self) -> None:
         self.restart()
 
     def add(self, losses: Mapping[str, Tensor]) -> None:
@@ -78,23 +69,19 @@ class StepMeter:
         """Sum of the loss, finite only if every step's loss was."""
         return self._sums["loss"]
 
-    def rate(self) -> float:
-        """Images per second."""
-        return self._steps * self.images_per_step / (time.perf_counter() - self._start)
-
     def restart(self) -> None:
         """Starts anew. Call it when training goes on after an evaluation."""
         self.load_state_dict({"steps": 0, "sums": {}, "seconds": 0.0})
 
-    def state_dict(self) -> MeterState:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the state."""
         return {"steps": self._steps, "sums": self._sums, "seconds": time.perf_counter() - self._start}
 
-    def load_state_dict(self, state: MeterState) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state."""
-        self._steps = state["steps"]
+        self._steps: int = state["steps"]
         self._sums: dict[str, Tensor] = dict(state["sums"])
-        self._start = time.perf_counter() - state["seconds"]
+        self._start: float = time.perf_counter() - state["seconds"]
 
 
 @dataclass(frozen=True)
@@ -264,7 +251,6 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         with_domains=isinstance(model.network, DomainHeadsVisionTransformer),
         pin_memory=accelerator.device.type != "cpu",
     )
-    meter = StepMeter(images_per_step=plan.options.batch_size * plan.step_domains)
     run = FineTuning(
         plan=plan,
         accelerator=accelerator,
@@ -273,7 +259,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         sampler=sampler,
         batches=batches,
         evaluation=accelerator.prepare(evaluation),
-        meter=meter,
+        meter=StepMeter(),
     )
     if resume_point.checkpoint is not None:
         run.restore(resume_point.checkpoint)
