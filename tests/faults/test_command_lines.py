@@ -14,9 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.data import get_benchmark, read_folder
-from timm_moe_dg.finetuning.plan import fill_in
-from timm_moe_dg.layers import MoeMlp
+from timm_moe_dg.finetuning.plan import run_names
 from timm_moe_dg.protocols.options import RunOptions
 
 SIZES = {"patch_size": "8", "depth": "2", "embed_dim": "48", "num_heads": "3", "moe_layers": "(1,)"}
@@ -175,17 +173,7 @@ def with_package() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(TOOLS.parent)}
 
 
-def test_a_run_on_data_of_the_hub_has_a_name_without_slashes(data):
-    options = load_tool("finetune").build_parser().parse_args(["--dataset", "hub:owner/name", "--model", "hf-hub:a/b"])
-    defaults = get_benchmark("folder").hparams
-    filled = fill_in(RunOptions(**vars(options)), get_benchmark("hub:owner/name"), defaults, read_folder(data))
-    assert filled.experiment.endswith("-hub_owner_name-a_b")
-    assert "/" not in filled.experiment
-
-
-@pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"capacity_factor": 1.0}])
-def test_a_mixture_is_computed_under_vmap(options):
-    layer = MoeMlp(8, 16, num_experts=3, **{"top_k": 2, **options}).eval()
-    x = torch.randn(4, 1, 5, 8, generator=torch.Generator().manual_seed(0))
-    expected = torch.stack([layer(one) for one in x])
-    torch.testing.assert_close(torch.vmap(layer)(x), expected, rtol=1e-5, atol=1e-6)
+def test_a_run_on_data_of_the_hub_has_a_name_without_slashes():
+    name = next(run_names(RunOptions(dataset="hub:owner/name", model="hf-hub:a/b")))
+    assert name.endswith("-hub_owner_name-a_b")
+    assert "/" not in name

@@ -196,18 +196,3 @@ def test_a_run_that_is_stopped_before_or_at_the_switch_goes_on_bit_for_bit(tmp_p
         assert [record.out_loss for record in resumed] == [record.out_loss for record in whole]
         weights = [load_file(tmp_path / run / "best_oracle" / "model.safetensors") for run in ("whole", str(stop))]
         assert not moved(*weights)
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("linear_steps", ["--algorithm", "MLDG"]),
-        ("linear_steps", ["--steps", "3"]),
-        ("linear_steps", ["--freeze", "backbone"]),
-        ("linear_lr", ["--linear-steps", "0"]),
-    ],
-)
-def test_options_that_contradict_linear_steps_are_refused(argument, words, tmp_path):
-    with pytest.raises(SystemExit, match=f"ArgumentError: {argument}="):
-        load_tool("finetune").main([*RUN, "--output", str(tmp_path), *words])
-    assert not list(tmp_path.iterdir())

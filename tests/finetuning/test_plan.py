@@ -15,7 +15,7 @@ from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.splits import domain_positions
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError, ProtocolError
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError, MoeDgError, ProtocolError
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.messages import describe
 from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, make_plan, wanted_trackers
@@ -30,21 +30,30 @@ def plan_of(tmp_path, *words):
     return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
 
 
+def image_folder(root, *files):
+    """The words for a folder of small images."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(root / file)
+    return ["--dataset", "folder", "--data-dir", str(root), "--model", "test_vit"]
+
+
 def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, caplog):
-    for domain, label, count in (("a", "cat", 5), ("a", "dog", 5), ("b", "cat", 2), ("b", "owl", 3)):
-        for folder in ("cat", "dog", "owl"):
-            (tmp_path / "data" / domain / folder).mkdir(parents=True, exist_ok=True)
-        for number in range(count):
-            Image.new("RGB", (4, 4)).save(tmp_path / "data" / domain / label / f"{number}.png")
-    words = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--model", "test_vit", "--test-domains", "b"]
-    plan = plan_of(tmp_path, *words, "--dry-run")
-    rows = [line.split() for line in describe(plan).splitlines() if line.split()[0] in ("class", "cat", "dog", "owl")]
+    counts = (("a", "cat", 5), ("a", "dog", 5), ("b", "cat", 2), ("b", "owl", 3))
+    data = image_folder(
+        tmp_path, *(f"{domain}/{label}/{n}.png" for domain, label, count in counts for n in range(count))
+    )
+    for domain, label in product("ab", ("cat", "dog", "owl")):
+        (tmp_path / domain / label).mkdir(exist_ok=True)
+    text = describe(plan_of(tmp_path, *data, "--test-domains", "b", "--dry-run"))
+    rows = [line.split() for line in text.splitlines() if line.split()[0] in ("class", "cat", "dog", "owl")]
     assert rows[0] == ["class", "training", "validation", "held", "out", "a", "b"]
     assert [sum(map(int, row[1:4])) for row in rows[1:]] == [7, 5, 3]
     assert [row[4:] for row in rows[1:]] == [["5", "2"], ["5", "0"], ["0", "3"]]
     assert rows[3][:4] == ["owl", "0", "0", "3"]
+    assert "\noptimizer: adam, learning rate " in text
     assert "no training image is of the classes 'owl'" in caplog.text
-    assert "training  validation" not in describe(plan_of(tmp_path, *words))
+    assert not {"class", "optimizer:"} & set(describe(plan_of(tmp_path, *data)).split())
 
 
 def test_weights_that_were_trained_on_what_this_run_tests_or_validates_with_are_warned_of(tmp_path, caplog):
@@ -73,31 +82,15 @@ def test_the_launchers_precision_is_recorded(tmp_path, monkeypatch):
 
 
 def test_long_tables_are_cut_and_few_images_need_few_steps(tmp_path):
-    for domain, label in product(range(10), range(13)):
-        folder = tmp_path / "data" / f"hospital_north_{domain}" / f"adenocarcinoma_of_the_colon_grade_{label}"
-        folder.mkdir(parents=True)
-        for number in range(2):
-            Image.new("RGB", (4, 4)).save(folder / f"P{number}_{label}.png")
-    data = [
-        "--dataset",
-        "folder",
-        "--data-dir",
-        str(tmp_path / "data"),
-        "--model",
-        "test_vit",
-        "--group-column",
-        r"(P\d+)_",
-    ]
-    with pytest.raises(ProtocolError, match=r"'hospital_north_1' has no training group among its 26 images of P0, P1;"):
-        plan_of(tmp_path, *data)  # the groups lie in all domains, so each has one part in all
-    words = [*data[:-1], r"(\d)/.*(P\d+)_", "--dry-run"]
+    names = product(range(10), range(13), range(2))
+    files = [f"hospital_north_{domain}/adenocarcinoma_of_the_colon_grade_{n}/P{k}_{n}.png" for domain, n, k in names]
+    words = [*image_folder(tmp_path, *files), "--group-column", r"(\d)/.*(P\d+)_", "--dry-run"]
     lines = describe(plan_of(tmp_path, *words)).splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  class"))
     assert lines[start].split()[-2:] == ["hosp..th_6", "hosp..th_7"]
     assert lines[start + 1].split()[0] == "adenocarc..n_grade_0"
     assert lines[start + 13].split()[0] == "all"
     assert lines[start + 14 : start + 16] == ["  the 12 rarest of 13 classes", "  the 8 first of 10 domains"]
-    assert max(map(len, lines[start : start + 16])) <= 160
     epoch = 13 / 32  # one group of two goes out
     steps = max(round(100 * epoch), 300) + 1
     assert f"5001 steps are many for so few images; --steps {steps} are {steps / epoch:.0f} epochs" in lines[-2]
@@ -142,23 +135,11 @@ def test_domains_are_found_by_name_and_by_position(given, positions):
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        (
-            ["photo", "sketch"],
-            r"test_domains=\['sketch'\]: no domain is called sketch; choose from: 0 art, 1 photo, 2 2019, 3 1",
-        ),
-        (
-            ["1"],
-            r"test_domains=\['1'\]: is a position and the name of another domain; give @1 for 'photo', or @3 for '1'",
-        ),
-    ],
+    ("given", "argument"), [(["photo", "sketch"], "test_domains"), (["1"], "test_domains"), (["none"], "domains")]
 )
-def test_unknown_names_and_names_that_are_positions_are_refused(given, complaint):
-    with pytest.raises(ProtocolError, match=complaint):
-        domain_positions(given, NAMES)
-    with pytest.raises(ProtocolError, match=r"domains=\['none'\]: no domain is called none"):
-        domain_positions(["none"], NAMES, "domains")  # of a sweep or an evaluation
+def test_unknown_names_and_names_that_are_positions_are_refused(given, argument):
+    with pytest.raises(ProtocolError, match=f"^{argument}="):
+        domain_positions(given, NAMES, argument)
 
 
 @pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)
@@ -174,17 +155,12 @@ def test_a_text_means_its_domain_or_is_refused(names):
 
 
 def test_positions_of_a_run_are_repeated_as_positions(tmp_path):
-    for name in "123":
-        for image in ("a/0.png", "a/1.png", "a/2.png", "a/3.png", "a/4.png"):
-            (tmp_path / name / image).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (2, 2)).save(tmp_path / name / image)
-    data = ["--dataset", "folder", "--data-dir", str(tmp_path), "--experiment", "a"]
+    data = image_folder(tmp_path, *(f"{name}/a/{number}.png" for name in "123" for number in range(5)))
+    data += ["--experiment", "a"]
     assert [plan_of(tmp_path, *data, "--test-domains", word).options.test_domains for word in ("3", "@1")] == [[2], [1]]
     for domains in ([2], [1], []):
         words = option_words("test_domains", domains)
         assert plan_of(tmp_path, *data, *words).options.test_domains == domains
-    with pytest.raises(ProtocolError, match="give @1 for '2', or @0 for '1'"):
-        plan_of(tmp_path, *data, "--test-domains", "1")
 
 
 def test_a_run_may_hold_out_nothing(tmp_path):
@@ -205,22 +181,12 @@ def test_a_held_out_region_is_out_of_distribution_with_all_its_domains(tmp_path)
     for words in (["train Asia"], ["1"], ["Asia", "id Europe"]):
         same = plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", *words, "--experiment", "a")
         assert same.identity() == plan.identity()
-    with pytest.raises(ProtocolError, match="no domain is called asia"):
-        plan_of(tmp_path, "--dataset", "geo_digits", "--test-domains", "asia")
-
-
-def test_a_name_gives_the_same_run_as_its_position(tmp_path):
-    named, counted = (plan_of(tmp_path, "--test_domains", word, "--experiment", "a") for word in ("rot_30", "2"))
-    assert named.identity() == counted.identity()
-    assert named.options.test_domains == [2]
 
 
 def test_epochs_are_passes_over_the_smallest_training_domain(tmp_path):
     plan = plan_of(tmp_path, "--epochs", "2.5", "--batch-size", "7")
     smallest = min(len(plan.splits[position].inside) for position in plan.training)
     assert plan.options.steps == round(2.5 * smallest / 7)
-    with pytest.raises(ArgumentError, match=r"epochs=2.0: leave it out, or --steps 3"):
-        plan_of(tmp_path, "--epochs", "2", "--steps", "3")
 
 
 def test_what_is_said_beforehand_is_what_is_planned(tmp_path):
@@ -237,34 +203,43 @@ def test_what_is_said_beforehand_is_what_is_planned(tmp_path):
     assert str(tmp_path / "output" / "a") in text
 
 
-@pytest.mark.parametrize("words", [["--label-smoothing", "0.1"], ["--class-weights", "balanced"]])
-def test_methods_with_a_task_loss_of_their_own_refuse_what_they_would_ignore(words, tmp_path):
-    with pytest.raises(ArgumentError, match=r"is not defined for IRM; leave it out, or use ERM"):
-        plan_of(tmp_path, "--algorithm", "IRM", *words)
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argument", "words"),
     [
-        (["--min-lr", "1e-5"], r"min_lr=1e-05: has no effect without --sched NAME; add it"),
-        (["--momentum", "0.5"], r"momentum=0\.5: has no effect with --opt adam; leave it out, or take one such as sgd"),
-        (["--band-init", "zero"], r"band_init='zero': has no effect without --bands; add it"),
-        (
-            ["--class-weights", "balanced", "--grad-accum-steps", "2"],  # ERM in parts is said to be ERM
-            r"class_weights='balanced': each part of a step would be weighted alone; leave it out",
-        ),
+        ("epochs", ["--epochs", "2", "--steps", "3"]),
+        ("label_smoothing", ["--algorithm", "IRM", "--label-smoothing", "0.1"]),
+        ("class_weights", ["--algorithm", "IRM", "--class-weights", "balanced"]),
+        ("class_weights", ["--class-weights", "balanced", "--grad-accum-steps", "2"]),
+        ("sched", ["--algorithm", "RDM", "--sched", "cosine"]),
+        ("warmup_steps", ["--algorithm", "RDM", "--warmup-steps", "1"]),
+        ("layer_decay", ["--algorithm", "RDM", "--layer-decay", "0.7"]),
+        ("min_lr", ["--min-lr", "1e-5"]),
+        ("momentum", ["--momentum", "0.5"]),
+        ("band_init", ["--band-init", "zero"]),
+        ("linear_lr", ["--linear-lr", "0.1"]),
+        ("linear_steps", ["--linear-steps", "4", "--algorithm", "MLDG"]),
+        ("linear_steps", ["--linear-steps", "4", "--steps", "3"]),
+        ("linear_steps", ["--linear-steps", "4", "--freeze", "backbone"]),
+        ("test_domains", ["--test-domains", *"012345"]),
+        ("test_domains", ["--test-domains", "6"]),
+        ("test_domains", ["--dataset", "geo_digits", "--test-domains", "asia"]),
+        ("dataset", ["--dataset", "PASC"]),
+        ("algorithm", ["--algorithm", "ERMM"]),
+        ("hparams", ["--hparams", '{"rate": 1}']),
+        ("num_classes", ["--num-classes", "3"]),
+        ("holdout_fraction", ["--holdout-fraction", "1.5"]),
     ],
 )
-def test_options_that_would_do_nothing_or_something_else_are_refused(words, message, tmp_path):
-    with pytest.raises(ArgumentError, match=message):
+def test_options_that_do_nothing_or_contradict_the_data_are_refused(argument, words, tmp_path):
+    with pytest.raises(MoeDgError, match=f"^{argument}="):
         plan_of(tmp_path, *words)
 
 
 def test_penalties_and_averages_that_begin_after_the_last_step_are_warned_of(tmp_path, caplog):
     words = ["--algorithm", "Fishr", "--averaging", "moving", "--steps"]
-    plan_of(tmp_path, *words, "1501")
+    describe(plan_of(tmp_path, *words, "1501"))
     assert "begins at this step" not in caplog.text
-    plan_of(tmp_path, *words, "100")
+    describe(plan_of(tmp_path, *words, "100"))
     for name in ("penalty_anneal_iters=1500", "sma_start_iter=100"):
         assert f"{name}: the full penalty or the average begins at this step, and the run ends after 100" in caplog.text
 
@@ -300,13 +275,18 @@ def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():
     benchmark = get_benchmark("rotated_digits")
     domains = [SimpleNamespace(classes=tuple("0123456789"), role="train")] * 6
     given = RunOptions(steps=7)
-    filled = fill_in(given, benchmark, DEFAULTS, domains)
+    rates = {**DEFAULTS, **loss_coefficients(0, 0)}
+
+    def fill(options):
+        return fill_in(options, benchmark, rates, domains, [0])
+
+    filled = fill(given)
     assert (filled.steps, filled.num_classes, filled.test_domains) == (7, 10, [0])
     assert "steps" not in filled.filled_in
     changed = {name for name, value in vars(given).items() if vars(filled)[name] != value}
     assert changed <= {"filled_in", *filled.filled_in}
-    assert fill_in(given, benchmark, DEFAULTS, domains).seed == filled.seed
-    assert fill_in(replace(given, trial_seed=1), benchmark, DEFAULTS, domains).seed != filled.seed
+    assert fill(given).seed == filled.seed
+    assert fill(replace(given, trial_seed=1)).seed != filled.seed
 
 
 def test_trackers_are_those_switched_on():
@@ -332,10 +312,8 @@ def test_weights_and_biases_needs_a_key_or_is_offline(monkeypatch):
 
 
 def test_the_description_escapes_names_of_folders(tmp_path):
-    for domain in ("a\x1b[31m", "b\nc", "\u202egnp"):
-        for number in range(5):
-            (tmp_path / "data" / domain / "x").mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8)).save(tmp_path / "data" / domain / "x" / f"{number}.png")
-    text = describe(plan_of(tmp_path, "--dataset", "folder", "--data-dir", str(tmp_path / "data")))
+    domains = ("a\x1b[31m", "b\nc", "\u202egnp")
+    data = image_folder(tmp_path, *(f"{domain}/x/{number}.png" for domain in domains for number in range(5)))
+    text = describe(plan_of(tmp_path, *data))
     assert all(name in text for name in (r"  a\x1b[31m ", r"  b\nc ", r"  \u202egnp "))
     assert text.replace("\n", "").isprintable()

@@ -223,10 +223,16 @@ def domain_positions(
     return positions
 
 
-def test_positions(given: Sequence[int | str], domains: Sequence[Domain]) -> list[int]:
-    """Returns the positions of test domains, see `domain_positions`, with those that the data reserves for testing."""
+def test_positions(given: Sequence[int | str] | None, domains: Sequence[Domain]) -> list[int]:
+    """Returns the positions of test domains, see `domain_positions`, with those that the data reserves for testing.
+
+    None stands for these alone, or for the first domain if there are none.
+    """
+    reserved = evaluation_only(domains)
+    if given is None:
+        return reserved or [0]
     names, groups = [domain.name for domain in domains], [domain.group for domain in domains]
-    positions, reserved = domain_positions(given, names, groups=groups), evaluation_only(domains)
+    positions = domain_positions(given, names, groups=groups)
     # Sorted, so that a name and its group are the same run
     return sorted([*positions, *(set(reserved) - set(positions))]) if reserved else positions
 

@@ -17,10 +17,12 @@ from ..algorithms import Minibatches
 from ..analysis.curves import draw_learning_curves
 from ..data import check_readable, seed_hash
 from ..errors import ArgumentError, DivergenceError
+from ..networks.build import check_name
 from ..protocols.options import RunOptions
 from .messages import RunLog, describe, step_bar, tracker_errors_logged
 from .model import build_model
-from .plan import RunPlan, make_plan
+from .optimization import check_optimizer
+from .plan import RunPlan, check_trackers, make_plan, wanted_trackers
 from .processes import (
     Interrupted,
     Interruption,
@@ -111,6 +113,9 @@ def finetune(options: RunOptions, log: RunLog) -> Path:
         The run folder. A dry run does not make it.
     """
     with process_state_kept(Path(options.output, options.experiment or "")):
+        check_optimizer(options.opt)
+        check_name(options.model)
+        check_trackers(wanted_trackers(options))
         plan = make_plan(options)
         grouped = distributed.is_initialized()
         accelerator = join_processes(plan.options)

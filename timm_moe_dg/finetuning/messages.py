@@ -20,6 +20,7 @@ from accelerate.utils import get_int_from_env
 from tqdm.auto import tqdm
 from tqdm.notebook import tqdm as notebook_bar
 
+from ..algorithms.hparams import warn_late
 from ..cli.arguments import call_text, option_words
 from ..cli.text import one_line
 from ..cli.tool import OPTION, command, named_imports, program
@@ -136,6 +137,7 @@ class RunLog(MemoryHandler):
 def describe(plan: RunPlan) -> str:
     """Describes a run before it starts: a table of the domains and their roles, the training, the output folder."""
     options, training = plan.options, set(plan.training)
+    warn_late(plan.hparams, options.steps)
     images = sum(len(domain) for domain in plan.domains)
     width = max(len("domain"), *map(len, plan.names))
     lines = [

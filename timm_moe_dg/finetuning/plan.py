@@ -18,14 +18,13 @@ from timm.models import safe_model_name
 from timm.optim import get_optimizer_info
 
 from ..algorithms import Algorithm, Averaging, get_algorithm, get_averaging
-from ..algorithms.hparams import Hparams, draw_hparams, loss_coefficients, resolve_hparams, warn_late
+from ..algorithms.hparams import LOSS_COEFFICIENTS, Hparams, draw_hparams, loss_coefficients, resolve_hparams
 from ..cli.values import LOCAL
 from ..data import (
     Benchmark,
     Domain,
     Split,
     drop_unreadable,
-    evaluation_only,
     get_benchmark,
     seed_hash,
     training_domains,
@@ -35,17 +34,14 @@ from ..data.domains import listed
 from ..data.inspection import Fingerprint, fingerprint, short, with_readable
 from ..data.splits import hold_out, make_splits, test_positions
 from ..errors import ArgumentError, MissingDependencyError, MoeDgError
-from ..networks.build import check_name
 from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, FILLED_IN, SPLITTING, Arguments, FilledOptions, RunOptions
 from ..protocols.run_identity import measured_settings, stamp
 from ..storage.run_folder import RunFolder, run_arguments
-from .optimization import check_optimizer
 
 _logger = logging.getLogger(__name__)
 TRACKERS = ("tensorboard", "wandb")
 MAX_CLASSES = 12  # in a message or table
-_RATES = ("lr", "weight_decay", "batch_size")  # hyper-parameters that are options as well
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,24 @@ def make_plan(options: RunOptions) -> RunPlan:
     method = get_algorithm(options.algorithm)
     averaging = get_averaging(options.averaging) if options.averaging else None
     benchmark = get_benchmark(options.dataset)
-    check_optimizer(options.opt)
-    check_name(options.model)
-    check_trackers(wanted_trackers(options))
     _check_method(options, method)
     for name in ("mean", "std"):
         values = vars(options)[name]
         if values and len(values) != options.in_chans:
             raise ArgumentError.of(name, values, f"give a value for each of the {options.in_chans} bands (--in-chans)")
     hparams = config_hparams(options, benchmark, method, averaging)
+    coefficients = loss_coefficients(options.hparams_seed, options.trial_seed)
+    measured = measured_settings(vars(options))
     metadata_columns = options.metadata_columns or ()
     domains = benchmark.read(options.data_dir, metadata_columns, options.image_bands, columns=options.columns)
     digests = fingerprint(domains)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
         digests = with_readable(digests, domains)
-    filled = fill_in(options, benchmark, hparams, domains)
-    names = [domain.name for domain in domains]
-    training = training_domains(names, filled.test_domains)
-    domains = hold_out(domains, filled.test_domains)
+    names, test_domains = [domain.name for domain in domains], test_positions(options.test_domains, domains)
+    training = training_domains(names, test_domains)
+    domains = hold_out(domains, test_domains)
+    filled = fill_in(options, benchmark, {**hparams, **coefficients}, domains, test_domains)
     splits = make_splits(domains, training, vars(filled), checking=True)
     _check_validated(filled, averaging, [splits[position] for position in training])
     if filled.epochs is not None:
@@ -132,16 +127,13 @@ def make_plan(options: RunOptions) -> RunPlan:
         filled = replace(filled, steps=max(1, round(filled.epochs * per_epoch)))
     if filled.linear_steps > filled.steps:
         raise ArgumentError.of("linear_steps", filled.linear_steps, f"is more than the run's {filled.steps} steps")
-    warn_late(hparams, filled.steps)
-    args = {**vars(filled), **stamp(), **measured_settings(vars(filled)), "data": short(digests)}
+    args = {**vars(filled), **stamp(), **measured, "data": short(digests)}
     folder = open_folder(filled, {**args, "domain_digests": digests})
     _warn_of_seen(args, domains, digests)
     kind = "photograph" if filled.split_by_photograph else "group" if filled.group_column else "random"
-    kinds = ["official" if domain.split else kind for domain in domains]
-    facts = [[domain.role, domain.group, kind] for domain, kind in zip(domains, kinds, strict=True)]
+    facts = [[domain.role, domain.group, "official" if domain.split else kind] for domain in domains]
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
-    record_args = {**args, "test_envs": filled.test_domains, "domains": names, "domain_facts": facts}
-    record_args["split_sizes"] = sizes
+    record_args = {**args, "test_envs": test_domains, "domains": names, "domain_facts": facts, "split_sizes": sizes}
     counts = class_counts(domains, splits, training)
     if untrained := [repr(name) for name, row in zip(domains[0].classes, counts, strict=True) if not row[0]]:
         words = f"no training image is of the classes {listed(untrained, MAX_CLASSES)}"
@@ -202,19 +194,17 @@ def config_hparams(
 
 
 def fill_in(
-    options: RunOptions, benchmark: Benchmark, hparams: Mapping[str, float], domains: Sequence[Domain]
+    options: RunOptions,
+    benchmark: Benchmark,
+    rates: Mapping[str, float],
+    domains: Sequence[Domain],
+    test_domains: list[int],
 ) -> FilledOptions:
-    """Fills in the open options from benchmark, hyper-parameters, data and seeds."""
+    """Fills in the open options from benchmark, hyper-parameters and coefficients of losses, data and seeds."""
     classes = len(domains[0].classes)
-    if options.test_domains is None:
-        test_domains = evaluation_only(domains) or [0]
-    else:
-        test_domains = test_positions(options.test_domains, domains)
-        options = replace(options, test_domains=test_domains)
     identity = (options.dataset, options.algorithm, test_domains, options.hparams_seed, options.trial_seed)
     defaults: dict[str, Any] = {
-        **{name: hparams[name] for name in _RATES},
-        **loss_coefficients(options.hparams_seed, options.trial_seed),
+        **{name: rates[name] for name in ("lr", "weight_decay", "batch_size", *LOSS_COEFFICIENTS)},
         "test_domains": test_domains,
         "steps": benchmark.steps,
         "eval_freq": benchmark.swad_checkpoint_freq if _follows_swad(options) else benchmark.checkpoint_freq,
@@ -222,12 +212,12 @@ def fill_in(
         "split_by_photograph": benchmark.split_by_photograph,
         "img_size": benchmark.image_size,
         "num_classes": classes,
-        "seed": seed_hash(*identity),
         "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
+        "seed": seed_hash(*identity),
     }
     open_names = [name for name in FILLED_IN if vars(options)[name] is None]
-    values = {**vars(options), **{name: defaults[name] for name in open_names}, "filled_in": sorted(open_names)}
-    filled = FilledOptions(**values)
+    values = {**vars(options), "test_domains": test_domains, "filled_in": sorted(open_names)}
+    filled = FilledOptions(**{**values, **{name: defaults[name] for name in open_names}})
     if filled.num_classes < classes or (filled.head and filled.num_classes != classes):
         raise ArgumentError.of("num_classes", filled.num_classes, f"the data has {classes} classes")
     return filled
