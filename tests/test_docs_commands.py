@@ -67,7 +67,7 @@ OTHERS = {
 }
 LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
 # Of another program
-OTHERS_FILES = {"domain_net_duplicates.txt", "._x.png"}
+OTHERS_FILES = {"._x.png"}
 
 
 def inline_commands(text: str) -> list[list[str]]:

@@ -238,7 +238,7 @@ def predict_part(
     with _extra():
         from pandas import DataFrame
 
-        from .data.readers.csv_tables import require_columns, text_table
+        from .data.readers.csv_tables import text_table
         from .finetuning.processes import random_numbers_kept
         from .inference.image_rows import rows_of
         from .inference.predict import predict_parser
@@ -249,8 +249,9 @@ def predict_part(
     with random_numbers_kept():
         predictor = Predictor(filled, network)
         names = [name for name in ("path", *predictor.names.all) if name in rows]
-        require_columns(Path("rows"), list(rows), ["path"], "name the images there")
-        images = rows_of(Path("rows"), text_table({name: rows[name] for name in names}), predictor.names, "")
+        table = text_table(Path("rows"), {name: rows[name] for name in names})
+        table.require(["path"], "name the images there")
+        images = rows_of(table, predictor.names, "")
         (part,) = predictor.parts([(0, images)])
     return DataFrame({name: list(column) for name, column in part.table.items()})
 

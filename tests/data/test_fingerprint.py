@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.readers.files import write_csv
+from tests.data.files import write_csv
 from tests.data.readers.test_hub_data import write as write_hub
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import difference, fingerprint, same_images, short, with_readable

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.data.readers.idx_files import write_release
+from tests.data.files import write_release
 from tests.invented import make_record, write_run
 from tests.load_tool import load_tool
 from timm_moe_dg.layers import MoeMlp

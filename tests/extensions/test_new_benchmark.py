@@ -17,7 +17,7 @@ MODULE = """
 from pathlib import Path
 
 from timm_moe_dg.data import Benchmark, register_benchmark
-from timm_moe_dg.data.readers.csv_tables import below, parsed, read_csv
+from timm_moe_dg.data.readers.csv_tables import below, read_csv
 from timm_moe_dg.data.readers.folders import FolderDomain
 
 CLASSES = ("dark", "light")
@@ -25,11 +25,10 @@ LAMPS = ("blue", "green", "red")
 
 
 def read_shades(data_dir):
-    table = Path(data_dir) / "shades.csv"
-    columns = read_csv(table, ("file", "label", "lamp"))
-    files = parsed(table, columns, "file", below(Path(data_dir)), "a file below the folder")
-    targets = parsed(table, columns, "label", CLASSES.index, "dark or light")
-    members = {lamp: [index for index, name in enumerate(columns["lamp"]) if name == lamp] for lamp in LAMPS}
+    table = read_csv(Path(data_dir) / "shades.csv", ("file", "label", "lamp"))
+    files = table.parsed("file", below(Path(data_dir)), "a file below the folder")
+    targets = table.parsed("label", CLASSES.index, "dark or light")
+    members = {lamp: [index for index, name in enumerate(table["lamp"]) if name == lamp] for lamp in LAMPS}
     return [
         FolderDomain(lamp, CLASSES, [targets[index] for index in indices], [files[index] for index in indices])
         for lamp, indices in members.items()

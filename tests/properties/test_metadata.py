@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_moe_dg.data.readers.csv_tables import coordinates, number, numeric, read_csv
+from timm_moe_dg.data.readers.csv_tables import number, read_csv
 from timm_moe_dg.errors import DataError, MetadataError
 from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder
 from timm_moe_dg.layers.encoders.metadata import ColumnsEncoder, MetadataEncoder
@@ -107,7 +107,7 @@ def read(folder, rows):
     path = folder / "metadata.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("lon", "lat"), *rows])
-    return path, read_csv(path, ("lon", "lat"))
+    return read_csv(path, ("lon", "lat"))
 
 
 def degrees(text, limit):
@@ -124,28 +124,28 @@ def degrees(text, limit):
 @example([("0", "-90.5")])
 @example([("-180", "90")])
 def test_coordinates_of_a_file_are_within_the_degrees_or_its_lines_are_named(tmp_path, rows):
-    path, table = read(tmp_path, rows)
+    table = read(tmp_path, rows)
     wanted = [(degrees(longitude, 180), degrees(latitude, 90)) for longitude, latitude in rows]
     wrong = [line for line, pair in enumerate(wanted, start=2) if None in pair]
     if wrong:
         with pytest.raises(DataError, match=r"metadata\.csv.*column '(lon|lat)'.*lines (\d+, )*\d+") as caught:
-            coordinates(path, table)
+            table.coordinates()
         assert "\n" not in str(caught.value)
         assert any(str(line) in str(caught.value) for line in wrong)
     else:
-        np.testing.assert_array_equal(coordinates(path, table), np.array(wanted, dtype=np.float32))
+        np.testing.assert_array_equal(table.coordinates(), np.array(wanted, dtype=np.float32))
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=4))
 def test_numbers_of_a_file_are_finite_or_unknown_or_its_lines_are_named(tmp_path, rows):
-    path, table = read(tmp_path, rows)
+    table = read(tmp_path, rows)
     largest = float(np.finfo(np.float32).max)
     wanted = [[degrees(field, largest) for field in row] for row in rows]
     if any(None in row for row in wanted):
         with pytest.raises(DataError, match=r"metadata\.csv.*every row needs a number, or nan"):
-            numeric(path, table, ["lon", "lat"])
-    else:
-        values = numeric(path, table, ["lon", "lat"])
+            table.metadata(["lon", "lat"])
+    elif all(degrees(field, limit) is not None for row in rows for field, limit in zip(row, (180, 90), strict=True)):
+        values = table.metadata(["lon", "lat"])[:, 2:]
         assert not np.isinf(values).any()
         np.testing.assert_array_equal(values, np.array(wanted, dtype=np.float32))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.readers.files import write_csv, write_image
+from tests.data.files import write_csv, write_image
 from tests.load_tool import load_tool
 from timm_moe_dg.data import StepSampler
 from timm_moe_dg.storage.run_folder import Checkpoints

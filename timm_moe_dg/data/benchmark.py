@@ -8,12 +8,14 @@ from typing import Any
 
 from ..errors import ArgumentError, DataError
 from .bands import RGB, Bands
-from .domains import DataDir, Domain
+from .domains import DataDir, Domain, given_folder
 from .readers.folders import subfolders
 
 Hparams = Mapping[str, float | int]
+
 # GMoE (ICLR 2023), Table 8 and appendix D.2. resnet_dropout is DomainBed's name for the rate before the classifier.
 DEFAULTS: Hparams = {"lr": 5e-5, "weight_decay": 0.0, "batch_size": 32, "resnet_dropout": 0.0}
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -111,9 +113,7 @@ class Benchmark:
             raise ArgumentError.of(name, options[name], remedy)
         options |= {"evaluating": True} if evaluating and self.takes_evaluating else {}
         domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **options)
-        self._compare_domains([domain.name for domain in domains])
-        self._compare_classes(domains)
-        self._compare_images(domains)
+        self._compare(domains)
         domains = self._with_bands(domains, Bands.of(bands))
         return domains if self.upright else [replace(domain, upright=False) for domain in domains]
 
@@ -124,47 +124,27 @@ class Benchmark:
             raise ArgumentError.of("data_dir", str(data_dir), remedy)
 
     def _folder(self, data_dir: DataDir) -> Path:
-        if data_dir is None:
-            raise DataError(f"data_dir=None: {self.name} needs --data-dir, the folder that holds {self._layout()}")
-        root = Path(data_dir)
-        if not root.is_dir():
-            raise DataError(f"data_dir={str(root)!r}: no such folder; give the one that holds {self._layout()}")
-        # Without a match the folder itself is read, so that the error lists its contents.
-        candidates = [root, *(root / alias for alias in self.aliases)]
-        for folder in filter(Path.is_dir, candidates):
+        """Returns the folder of the domains: the data folder, or one below it."""
+        root = given_folder(data_dir, self._layout())
+        for folder in filter(Path.is_dir, (root, *(root / alias for alias in self.aliases))):
             if not {*map(plain, self.domains)}.isdisjoint(map(plain, subfolders(folder))):
                 return folder
-        return root
+        return root  # so that the error lists its contents
 
-    def _compare_domains(self, present: Sequence[str]) -> None:
-        actual, expected = list(map(plain, present)), list(map(plain, self.domains))
-        if not expected or actual == expected:
-            return
-        missing = [name for name in self.domains if plain(name) not in actual]
-        extra = [name for name in present if plain(name) not in expected]
-        differences = [f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has", extra)) if names]
-        raise DataError(
-            f"dataset={self.name!r}: the data folder {' and '.join(differences) or 'has another order'}; expected the "
-            f"domains {', '.join(self.domains)} and found {', '.join(present)}; rename or move folders until it holds "
-            f"{self._layout()}, or use --dataset folder for domains of your own"
-        )
-
-    def _compare_classes(self, domains: Sequence[Domain]) -> None:
-        count = len(domains[0].classes)
-        if self.num_classes not in (None, count):
-            raise DataError(
-                f"dataset={self.name!r}: expected {self.num_classes} classes and found {count} "
-                f"({', '.join(domains[0].classes[:5])}, ...); complete the copy, or use --dataset folder for a subset"
-            )
-
-    def _compare_images(self, domains: Sequence[Domain]) -> None:
+    def _compare(self, domains: Sequence[Domain]) -> None:
+        """Compares domains, classes and images with what was published."""
+        names, classes = [domain.name for domain in domains], domains[0].classes
+        if self.domains and list(map(plain, names)) != list(map(plain, self.domains)):
+            remedy = f"rename or move folders until the data folder holds {self._layout()}, or use --dataset folder"
+            raise DataError(f"dataset={self.name!r}: found the domains {', '.join(names)}; {remedy}")
+        if self.num_classes not in (None, len(classes)):
+            counts = f"expected {self.num_classes} classes and found {len(classes)} ({', '.join(classes[:5])}, ...)"
+            raise DataError(f"dataset={self.name!r}: {counts}; complete the copy, or use --dataset folder for a subset")
         for name, domain in zip(self.domains, domains, strict=False):  # no names if the folder decides
             expected = self.images.get(name, len(domain))
             if len(domain) != expected:
-                _LOGGER.warning(
-                    "dataset=%r: %s holds %d images where %d were published; results do not compare",
-                    *(self.name, domain.name, len(domain), expected),
-                )
+                text = "dataset=%r: %s holds %d images where %d were published; results do not compare"
+                _LOGGER.warning(text, self.name, domain.name, len(domain), expected)
 
     def _with_bands(self, domains: Sequence[Domain], bands: Bands) -> Sequence[Domain]:
         """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
@@ -176,8 +156,8 @@ class Benchmark:
         return [replace(domain, bands=bands) for domain in domains]
 
     def _layout(self) -> str:
-        folders = " or ".join(f"{alias}/DOMAIN/CLASS/IMAGE" for alias in self.aliases[:1])
-        return f"DOMAIN/CLASS/IMAGE or {folders} with the domains {', '.join(self.domains)}"
+        folders = "".join(f" or {alias}/DOMAIN/CLASS/IMAGE" for alias in self.aliases[:1])
+        return f"{self.layout.strip('`')}{folders} with the domains {', '.join(self.domains)}"
 
 
 def plain(name: str) -> str:

@@ -17,26 +17,14 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from ..errors import ArgumentError, DataError, choices
+from ..errors import ArgumentError, choices
 from .benchmark import DEFAULTS, Benchmark
-from .domains import DataDir
-from .readers import digits
-from .readers import sprites as drawn
+from .readers import digits, sprites, wilds
 from .readers.blue_marble import SIDE, blue_marble
 from .readers.digits import FASHION_MNIST, MNIST, IdxRelease
-from .readers.folders import FolderDomain, read_domain_net, read_folder
+from .readers.folders import read_folder
 from .readers.hub_data import HUB, read_hub
 from .readers.places import read_place_folder
-from .readers.wilds import (
-    HOSPITALS,
-    REGIONS,
-    SIX_REGIONS,
-    read_camelyon,
-    read_fmow,
-    read_fmow_by_region,
-    read_fmow_lao,
-    read_iwildcam,
-)
 
 _DIGITS = "scikit-learn's load_digits (UCI, test part)"
 _HPARAMS = {**DEFAULTS, "lr": 3e-4, "batch_size": 16}
@@ -119,16 +107,16 @@ DIGIT_ROWS = (
     ),
     Benchmark(
         name="sprites",
-        reader=lambda data_dir: drawn.sprites(),
-        domains=tuple(drawn.ANGLES),
-        classes=drawn.CLASSES,
-        num_classes=len(drawn.CLASSES),
+        reader=lambda data_dir: sprites.sprites(),
+        domains=tuple(sprites.ANGLES),
+        classes=sprites.CLASSES,
+        num_classes=len(sprites.CLASSES),
         hparams={**DEFAULTS, "lr": 2e-3, "batch_size": 8},
         search_space="digits",
         steps=801,
         checkpoint_freq=200,
         augmentation="none",
-        image_size=drawn.SIZE,
+        image_size=sprites.SIZE,
         source="drawn by this package",
         license="Apache-2.0",
         layout="no folder",
@@ -139,25 +127,19 @@ DIGIT_ROWS = (
 )
 
 
-def _read_folder(data_dir: DataDir, evaluating: bool = False) -> list[FolderDomain]:
-    if data_dir is None:
-        raise DataError("data_dir=None: give --data-dir, the folder that holds DOMAIN/CLASS/IMAGE")
-    return read_folder(data_dir, evaluating)
-
-
-_published = partial(Benchmark, reader=_read_folder, eval_train=True, upright=False)
+_published = partial(Benchmark, reader=read_folder, eval_train=True, upright=False)
 
 PHOTOGRAPH_ROWS = (
     Benchmark(
         name="folder",
-        reader=_read_folder,
+        reader=read_folder,
         source="your own images",
         license="that of your images",
         takes_evaluating=True,
     ),
     Benchmark(
         name="emoji_styles",
-        reader=_read_folder,
+        reader=read_folder,
         aliases=("emoji_styles",),
         domains=("fluent_flat", "fluent_high_contrast", "noto", "openmoji", "twemoji"),
         classes=(
@@ -219,7 +201,6 @@ PHOTOGRAPH_ROWS = (
     ),
     _published(
         name="DomainNet",
-        reader=read_domain_net,
         aliases=("domain_net", "DomainNet", "domainnet"),
         domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
         num_classes=345,
@@ -303,10 +284,10 @@ PLACE_ROWS = (
     Benchmark(
         name="WILDSCamelyon",
         upright=False,
-        reader=read_camelyon,
-        domains=HOSPITALS,
+        reader=wilds.read_camelyon,
+        domains=wilds.HOSPITALS,
         num_classes=2,
-        images=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
+        images=dict(zip(wilds.HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
         checkpoint_freq=100,
         eval_train=True,
         source="WILDS camelyon17_v1.0, a domain for each hospital",
@@ -315,14 +296,14 @@ PLACE_ROWS = (
     ),
     _fmow_domains(
         name="WILDSFMoW",
-        reader=read_fmow_by_region,
-        domains=SIX_REGIONS,
+        reader=wilds.read_fmow_by_region,
+        domains=wilds.SIX_REGIONS,
         source="WILDS fmow_v1.1, DomainBed's six domains: five regions and the other images",
     ),
     _fmow_domains(
         name="WILDSFMoW_five_regions",
-        reader=partial(read_fmow_by_region, domains=REGIONS),
-        domains=REGIONS,
+        reader=partial(wilds.read_fmow_by_region, domains=wilds.REGIONS),
+        domains=wilds.REGIONS,
         source="WILDS fmow_v1.1, its five regions alone; does not compare with DomainBed's numbers",
     ),
     _earth(name="blue_marble", num_classes=5, source="NASA's Blue Marble and the Koeppen-Geiger map, main climates"),
@@ -344,31 +325,31 @@ PLACE_ROWS = (
     _fmow(
         name="FMoW",
         published={"classes": 62, "images": 141_696},
-        reader=read_fmow,
+        reader=wilds.read_fmow,
         source="WILDS fmow_v1.1, split by time, regions pooled",
     ),
     _fmow(
         name="FMoW_regions",
-        reader=partial(read_fmow, pooled=False),
+        reader=partial(wilds.read_fmow, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
         source="WILDS fmow_v1.1, split by time, a domain for each region",
     ),
-    _fmow(name="FMoW_LAO", reader=read_fmow_lao, source="WILDS fmow_v1.1, tested on Asia, regions pooled"),
+    _fmow(name="FMoW_LAO", reader=wilds.read_fmow_lao, source="WILDS fmow_v1.1, tested on Asia, regions pooled"),
     _fmow(
         name="FMoW_LAO_regions",
-        reader=partial(read_fmow_lao, pooled=False),
+        reader=partial(wilds.read_fmow_lao, pooled=False),
         hparams={**_WILDS, "batch_size": 32},
         source="WILDS fmow_v1.1, tested on Asia, a domain for each region",
     ),
     _iwildcam(
         name="iWildCam",
-        reader=read_iwildcam,
+        reader=wilds.read_iwildcam,
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 16},
         source="WILDS iwildcam_v2.0, split by camera trap",
     ),
     _iwildcam(
         name="iWildCam_locations",
-        reader=partial(read_iwildcam, pooled=False),
+        reader=partial(wilds.read_iwildcam, pooled=False),
         hparams={**DEFAULTS, "lr": 3e-5, "batch_size": 8},
         domains_per_step=2,
         source="WILDS iwildcam_v2.0, split by camera trap, a domain for each trap",

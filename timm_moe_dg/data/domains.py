@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -20,7 +21,9 @@ from .readers.images import Pixels, as_picture, read_pixels
 
 DataDir = str | os.PathLike[str] | None
 UNGROUPED = "Other"  # images of no group: they count in overall accuracy, but are never the worst group
+
 Stored = TypeVar("Stored")
+
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.IGNORECASE)
 _LOGGER = logging.getLogger(__name__)
 
@@ -88,8 +91,7 @@ class Domain(ABC, Generic[Stored]):
             images=take(self.images, remaining),
             metadata=None if self.metadata is None else self.metadata[remaining],
             pictures=self.pictures and take(self.pictures, remaining),
-            split=self.split
-            and Split(_renumbered(self.split.inside, remaining), _renumbered(self.split.outside, remaining)),
+            split=self.split and Split(*(_renumbered(part, remaining) for part in vars(self.split).values())),
         )
 
 
@@ -103,6 +105,15 @@ class FileDomain(Domain[Stored]):
     def pixels(self, index: int) -> Pixels:
         """Reads one image for a transform, see `readers.images.read_pixels`."""
         return read_pixels(self.file(index), self.bands, upright=self.upright)
+
+
+def given_folder(data_dir: DataDir, content: str) -> Path:
+    """Returns the folder of a data set. A `DataError` tells its `content` if none was given or there is no such one."""
+    if data_dir is None:
+        raise DataError(f"data_dir=None: give --data-dir, the folder that holds {content}")
+    if not os.path.isdir(data_dir):
+        raise DataError(f"data_dir={str(data_dir)!r}: no such folder; give the one that holds {content}")
+    return Path(data_dir)
 
 
 def file_names(paths: Iterable[str]) -> np.ndarray:
@@ -131,10 +142,10 @@ def normalized(name: str) -> str:
 
 def places_of(names: Iterable[str], places: Iterable[str]) -> Mapping[str, Collection[str]]:
     """Returns for each name the places of the rows that have it."""
-    found: dict[str, set[str]] = defaultdict(set)
+    places_by_name: dict[str, set[str]] = defaultdict(set)
     for name, place in zip(names, places, strict=True):
-        found[name].add(place)
-    return found
+        places_by_name[name].add(place)
+    return places_by_name
 
 
 def check_spellings(source: str, places: Mapping[str, Collection[str]], kind: str = "classes") -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ArgumentError, ProtocolError
 from .domains import Domain, Split, check_spellings, listed, normalized
-from .readers.csv_tables import below, check_unique, name_of_field, parsed, read_csv, require_columns
+from .readers.csv_tables import below, name_of_field, read_csv
 
 NO_DOMAIN = "none"  # in place of test domains
 HELD_OUT_GROUPS = 0.2  # share of the groups of several domains to validate on, and again to test on
@@ -310,13 +310,13 @@ def _by_pattern(pattern: str, root: Path, paths: Sequence[Sequence[str]]) -> dic
 def _by_column(
     column: str, root: Path, paths: Sequence[Sequence[str]], columns: Mapping[str, str] | None
 ) -> dict[str, str]:
-    table, path_column = root / "metadata.csv", str((columns or {}).get("path", "path"))
-    if not table.is_file():
+    path_column = str((columns or {}).get("path", "path"))
+    if not (root / "metadata.csv").is_file():
         remedy = f"is a column, and {str(root)!r} holds no metadata.csv; write it, or give a pattern {EXAMPLE}"
         raise ArgumentError.of("group_column", column, remedy)
-    fields = read_csv(table, [path_column])
-    require_columns(table, list(fields), [column], f"name one of these, or give a pattern {EXAMPLE}")
-    rows = [normalized(path) for path in parsed(table, fields, path_column, below(root), "a path below the folder")]
-    check_unique(table, fields, path_column, rows)
-    names = dict(zip(rows, parsed(table, fields, column, name_of_field, "the name of a group"), strict=True))
+    table = read_csv(root / "metadata.csv", [path_column])
+    table.require([column], f"name one of these, or give a pattern {EXAMPLE}")
+    rows = [normalized(path) for path in table.parsed(path_column, below(root), "a path below the folder")]
+    table.check_unique(path_column, rows)
+    names = dict(zip(rows, table.parsed(column, name_of_field, "the name of a group"), strict=True))
     return {path: names[normalized(path)] for files in paths for path in files if normalized(path) in names}

@@ -19,16 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.bands import RGB_BANDS, Bands
-from ..data.readers.csv_tables import (
-    Table,
-    csv_chunks,
-    metadata_values,
-    parquet_chunks,
-    parsed,
-    require_columns,
-    slashes,
-    text_table,
-)
+from ..data.readers.csv_tables import Table, csv_chunks, metadata_values, parquet_chunks, slashes, text_table
 from ..data.readers.folders import describe_left_out, image_paths, is_hidden, kind_of
 from ..data.readers.images import Transform, image_extensions, read_pixels, warn_if_squeezed
 from ..errors import DataError, ImageReadError
@@ -99,22 +90,22 @@ def image_rows(sources: Sequence[str], names: MetadataNames) -> Iterator[ImageRo
         _LOGGER.warning("members of tar files: %s", describe_left_out(left_out))
 
 
-def rows_of(table: Path, fields: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
-    """Returns the images of a table with a column path, relative to `folder`. `table` names it in messages."""
-    paths = parsed(table, fields, "path", str, "the path of an image")
+def rows_of(table: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
+    """Returns the images of a table with a column path, relative to `folder`."""
+    paths = table.parsed("path", str, "the path of an image")
     paths = [os.path.join(folder, slashes(path, folder)) for path in paths]
-    if not any(name in fields for name in names.all):
+    if not any(name in table for name in names.all):
         return list(map(ImageRow, paths))
-    require_columns(table, list(fields), names.all, "add them, or leave out the others")
-    return list(map(ImageRow, paths, metadata_values(table, fields, names.ids, names.columns)))
+    table.require(names.all, "add them, or leave out the others")
+    return list(map(ImageRow, paths, metadata_values(table, names.ids, names.columns)))
 
 
 def _listed(path: Path, names: MetadataNames) -> Iterator[ImageRow]:
     wanted = ["path", *names.all]
     is_csv = path.suffix.lower() == ".csv"
     chunks = csv_chunks(path, ["path"], _CHUNK) if is_csv else parquet_chunks(path, ["path"], wanted, _CHUNK)
-    for fields in chunks:
-        yield from rows_of(path, fields, names, os.path.dirname(path))
+    for table in chunks:
+        yield from rows_of(table, names, os.path.dirname(path))
 
 
 def _members(path: str, left_out: Counter[str]) -> Iterator[ImageRow]:
@@ -227,8 +218,8 @@ class RowImages(Dataset):
         try:
             note = json.loads(row.note.read(tar))
             given = note if isinstance(note, dict) else {}
-            fields = text_table({name: [given.get(name)] for name in self.names.all})
-            (numbers,) = metadata_values(Path(row.path), fields, self.names.ids, self.names.columns)
+            table = text_table(Path(row.path), {name: [given.get(name)] for name in self.names.all})
+            (numbers,) = metadata_values(table, self.names.ids, self.names.columns)
         except (ValueError, DataError, RecursionError) as error:
             raise ImageReadError(
                 f"image={row.path!r}: its metadata cannot be read ({error}); correct its .json"

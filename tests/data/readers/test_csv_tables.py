@@ -1,27 +1,34 @@
-"""Csv files of images: what is taken, and messages that name file, line and column."""
+"""Tables of images: what is taken, metadata by path, and messages that name file, line and column."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
+from tests.data.files import write_csv
+from tests.geo_files import write_scene
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.csv_tables import (
+    Metadata,
+    Table,
     below,
-    check_unique,
     choice,
-    coordinates,
     number,
-    parsed,
     read_csv,
     text_table,
     whole_number,
 )
-from timm_moe_dg.errors import DataError
+from timm_moe_dg.data.readers.folders import find_images
+from timm_moe_dg.errors import DataError, MissingDependencyError
+
+rasterio = pytest.importorskip("rasterio")
 
 
 @pytest.fixture
-def table(tmp_path):
+def written(tmp_path):
     def write(text, encoding="utf-8"):
         (tmp_path / "t.csv").write_bytes(text.encode(encoding))
         return tmp_path / "t.csv"
@@ -29,103 +36,181 @@ def table(tmp_path):
     return write
 
 
-def test_columns_of_a_table_with_a_byte_order_mark_quotes_and_lines_of_other_lengths(table):
+def table_of(**columns):
+    return Table(Path("t.csv"), columns, range(2, 2 + len(next(iter(columns.values())))))
+
+
+def test_columns_of_a_table_with_a_byte_order_mark_quotes_and_lines_of_other_lengths(written):
     text = 'a,b\r\n"1,5",x\r\n\r\n2\r\n'
-    assert read_csv(table(text, "utf-8-sig"), ["a"]) == {"a": ["1,5", "2"], "b": ["x", ""]}
+    table = read_csv(written(text, "utf-8-sig"), ["a"])
+    assert {name: list(fields) for name, fields in table.items()} == {"a": ["1,5", "2"], "b": ["x", ""]}
+    assert list(read_csv(written("a,,\n1,,\n"), ["a"])["a"]) == ["1"]  # spreadsheets end lines so
 
 
 @pytest.mark.parametrize(
     ("text", "encoding", "message"),
     [
-        ("a,b\n", "utf-8", "a header and no rows"),
-        ("", "utf-8", "line 1 is empty; write the names"),
-        ("\n\na\n1\n", "utf-8", "line 1 is empty; write the names"),
-        ("b,c\n1,2\n", "utf-8", "lacks the columns a; it has b, c"),
-        ("a\n\u00e9\n", "latin-1", "cannot be read as csv"),
-        (
-            "path,lon,lat\nx.png,1.5,2\ny.png,1,5,2\n",
-            "utf-8",
-            "line 3 has 4 fields for 3 columns; write n",
-        ),
-        ("a,b,a\n1,2,3\n", "utf-8", "names the column 'a' twice"),
+        ("a,b\n", "utf-8", "no rows"),
+        ("", "utf-8", "line 1"),
+        ("\n\na\n1\n", "utf-8", "line 1"),
+        ("b,c\n1,2\n", "utf-8", "columns a"),
+        ("a\n\u00e9\n", "latin-1", "as csv"),
+        ("a,lon,lat\nx.png,1.5,2\ny.png,1,5,2\n", "utf-8", "line 3"),
+        ("a,b,a\n1,2,3\n", "utf-8", "column 'a'"),
     ],
 )
-def test_bad_tables_are_named(table, text, encoding, message):
+def test_bad_tables_are_refused(written, text, encoding, message):
     with pytest.raises(DataError, match=rf"t\.csv'.*{message}"):
-        read_csv(table(text, encoding), ["a"])
-    assert read_csv(table("a,,\n1,,\n"), ["a"])["a"] == ["1"]  # spreadsheets end lines so
+        read_csv(written(text, encoding), ["a"])
 
 
 def test_wrong_fields_are_counted_and_the_first_are_shown():
-    columns = {"a": ["1", "x", "2", " ", "", "p", "q", "3", "r"]}
-    message = r"column 'a' is \['x', ' ', '', 'p', 'q'\] in 6 lines \(3, 5, 6, 7, 8, \.\.\.\); every row needs a number"
-    with pytest.raises(DataError, match=message):
-        parsed(Path("t.csv"), columns, "a", int, "a number")
-    assert parsed(Path("t.csv"), {"a": [" 3 "]}, "a", int, "a number") == [3]
+    table = table_of(a=["1", "x", "2", " ", "", "p", "q", "3", "r"])
+    with pytest.raises(DataError, match=r"'a' is \['x', ' ', '', 'p', 'q'\] in 6 lines \(3, 5, 6, 7, 8, \.\.\.\)"):
+        table.parsed("a", int, "a number")
+    assert table_of(a=[" 3 "]).parsed("a", int, "a number") == [3]
 
 
-def test_lines_are_those_of_the_file(table):
+def test_lines_are_those_of_the_file(written):
     """Blank lines count, and so do the further lines of a field in quotes."""
-    path = table('a,b\n\n1,"x\ny"\n\n\nz,x\n1,x\n')
-    columns = read_csv(path, ["a"])
-    with pytest.raises(DataError, match=r"column 'a' is \['z'\] in lines 7; every"):
-        parsed(path, columns, "a", int, "a number")
+    table = read_csv(written('a,b\n\n1,"x\ny"\n\n\nz,x\n1,x\n'), ["a"])
+    with pytest.raises(DataError, match=r"column 'a' is \['z'\] in lines 7;"):
+        table.parsed("a", int, "a number")
     with pytest.raises(DataError, match="lines 3 and 8 have the same a '1'"):
-        check_unique(path, columns, "a", columns["a"])
-
-
-@pytest.mark.parametrize("text", ["1_0", "9" * 19, "1_0.5"])
-def test_underscores_are_no_digits_and_numbers_fit(tmp_path, text):
-    for read in (lambda: coordinates(tmp_path, {"lon": [text], "lat": ["0"]}), lambda: whole_number(text)):
-        with pytest.raises(ValueError, match=text):
-            read()
+        table.check_unique("a", table["a"])
 
 
 def test_values_of_tables_are_written_as_in_csv():
     values = [3.0, 4, float("nan"), None, pd.NA, np.float32(1.5), "nan"]
-    table = text_table({"path": values, "location": values, "lon": values})
+    table = text_table(Path("rows"), {"path": values, "location": values, "lon": values})
     assert table["location"] == ["3", "4", "-1", "-1", "-1", "1.5", "nan"]
     assert table["path"] == ["3", "4", "", "", "", "1.5", "nan"]
     assert table["lon"] == ["3", "4", "nan", "nan", "nan", "1.5", "nan"]
-    with pytest.raises(DataError, match=r"rows: the columns have \[1, 2\] entries; give one for each image"):
-        text_table({"path": ["a", "b"], "location": [1]})
+    with pytest.raises(DataError, match=r"rows.* \[1, 2\]"):
+        text_table(Path("rows"), {"path": ["a", "b"], "location": [1]})
 
 
-def test_swapped_coordinates_are_suspected(tmp_path):
-    with pytest.raises(DataError, match=r"column 'lat' is \['120.4'\].*are longitude and latitude swapped\?"):
-        coordinates(tmp_path, {"lon": ["52.5"], "lat": ["120.4"]})
-    with pytest.raises(DataError, match=r"or nan where unknown$"):
-        coordinates(tmp_path, {"lon": ["52.5"], "lat": ["abc"]})
+def test_coordinates_are_in_degrees_or_unknown():
+    lonlat = table_of(lon=["-180", "nan"], lat=["90", "nan"]).coordinates()
+    np.testing.assert_array_equal(lonlat, np.float32([[-180, 90], [np.nan, np.nan]]))
+    for lon, lat in (("180.1", "0"), ("0", "-90.5"), ("inf", "0"), ("1_0", "0"), ("0", "abc")):
+        with pytest.raises(DataError, match="in lines 3"):
+            table_of(lon=["-180", lon], lat=["90", lat]).coordinates()
+
+
+@pytest.mark.parametrize(
+    ("parse", "good", "value", "bad"),
+    [
+        (
+            below(Path("data")),
+            "a/..b.png",
+            "data/a/..b.png",
+            ["../x.png", "a/../../x.png", "/etc/x.png", "..", "..\\x"],
+        ),
+        (number, "004", "004", ["-1", "1/2", "1.0", "\u0664"]),
+        (whole_number, "-12", -12, ["1_0", "9" * 19]),
+        (choice("a", "b"), "b", "b", ["c"]),
+    ],
+)
+def test_fields_are_parsed_or_refused(parse, good, value, bad):
+    assert parse(good) == value
+    for text in bad:
+        with pytest.raises((ValueError, KeyError)):
+            parse(text)
 
 
 def test_backslashes_separate_folders_unless_they_are_in_the_name(tmp_path):
     assert below(tmp_path)("a\\b.png") == str(tmp_path / "a" / "b.png")
     (tmp_path / "a\\b.png").touch()
     assert below(tmp_path)("a\\b.png") == str(tmp_path / "a\\b.png")
-    with pytest.raises(ValueError, match=r"\.\./x"):
-        below(tmp_path)("..\\x")
 
 
-def test_coordinates_in_degrees(tmp_path):
-    lonlat = coordinates(tmp_path, {"lon": ["-180", "nan"], "lat": ["90", "nan"]})
-    np.testing.assert_array_equal(lonlat, np.float32([[-180, 90], [np.nan, np.nan]]))
-    for lon, lat in (("180.1", "0"), ("0", "-90.5"), ("inf", "0")):
-        with pytest.raises(DataError, match="in lines 3"):
-            coordinates(tmp_path, {"lon": ["-180", lon], "lat": ["90", lat]})
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("b.png", "a/z.JPG", "a/c.jpeg"):
+        (tmp_path / name).touch()
+    return tmp_path
 
 
-@pytest.mark.parametrize("text", ["../x.png", "a/../../x.png", "/etc/x.png", ".."])
-def test_paths_stay_below_their_folder(text):
-    assert below(Path("data"))("a/..b.png") == str(Path("data/a/..b.png"))
-    with pytest.raises(ValueError, match=text.replace(".", r"\.")):
-        below(Path("data"))(text)
+def test_metadata_by_path(folder):
+    paths = find_images([str(folder)])
+    table = folder / "a" / "places.csv"
+    table.write_text(f"path,lon,lat\n{folder}/b.png,1.5,-2\nz.JPG,nan,nan\nelsewhere.png,7,7\nc.jpeg,3,4\n")
+    np.testing.assert_array_equal([Metadata(table).of(path) for path in paths], [[3, 4], [np.nan, np.nan], [1.5, -2]])
+    table.write_text("path,location\nz.JPG,12\nc.jpeg,-1\n")
+    assert [Metadata(table, ids=True).of(path) for path in paths] == [(-1,), (12,), None]
+    for text, message in (
+        (f"path,lon,lat\nz.JPG,1,2\nc.jpeg,3,4\n{folder}/a/z.JPG,1,2\n", "lines 2 and 4"),
+        ("path,lon,lat\nz.JPG,200,0\n", "lines 2"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=message):
+            Metadata(table)
 
 
-def test_numbers_keep_their_zeros_and_names_are_of_the_list():
-    assert number("004") == "004"
-    for text in ("-1", "1/2", "1.0", "\u0664"):
-        with pytest.raises(ValueError, match=text):
-            number(text)
-    assert choice("a", "b")("b") == "b"
-    with pytest.raises(KeyError):
-        choice("a", "b")("c")
+def test_paths_of_metadata_are_compared_as_files(folder, tmp_path_factory, monkeypatch):
+    """By a link to the folder, relative paths, ./ and backslashes; no path that is an image is an error."""
+    link = tmp_path_factory.mktemp("links") / "site"
+    link.symlink_to(folder)
+    table = folder / "places.csv"
+    monkeypatch.chdir(folder)
+    for written in ("a/z.JPG", "./a/../a/z.JPG", "a\\z.JPG", str(folder / "a" / "z.JPG"), str(link / "a" / "z.JPG")):
+        table.write_text(f"path,lon,lat\n{written},1,2\n")
+        for path in ("a/z.JPG", str(link / "a" / "z.JPG")):
+            assert Metadata(table).of(path) == (1, 2)
+    (link.parent / "other.JPG").symlink_to(folder / "a" / "z.JPG")
+    assert Metadata(table).of(str(link.parent / "other.JPG")) == (1, 2)
+    Metadata(table).check(["b.png", "a/z.JPG"])
+    table.write_text("path,lon,lat\nelsewhere/z.JPG,1,2\n")
+    with pytest.raises(DataError, match=r"metadata=.*none of its 1 paths"):
+        Metadata(table).check([str(folder / "b.png")])
+
+
+VALUES = np.ones((5, 20, 30), np.uint16)
+# Tiles of 30 x 20 pixels, whose center is 9 degrees east, 0 north: on the central meridian of UTM zone 32 by its
+# definition (500,000 m east), on the equator by that of every system here
+SYSTEMS = {
+    "EPSG:32632": rasterio.transform.from_origin(500_000 - 150, 100, 10, 10),
+    "EPSG:4326": rasterio.transform.from_origin(9 - 0.15, 0.1, 0.01, 0.01),
+    "EPSG:3857": rasterio.transform.from_origin(1001875.4171 - 150, 100, 10, 10),  # 9 / 180 * pi * 6378137 m
+}
+
+
+@pytest.mark.parametrize("columns", [{}, {"lon": "", "lat": " "}])
+def test_the_center_of_a_file_is_taken_where_the_table_has_none(tmp_path, columns):
+    rows = []
+    for row, (crs, transform) in enumerate([*SYSTEMS.items()] * 2):
+        write_scene(tmp_path / f"{row}.tif", VALUES, crs=crs, transform=transform)
+        split = ("train", "train", "train", "id_val", "id_test", "id_test")[row]
+        rows.append({"path": f"{row}.tif", "label": "a", "split": split, "group": "g", **columns})
+    if columns:
+        rows[0] |= {"lon": "1.5", "lat": "2.5"}
+    write_csv(tmp_path / "metadata.csv", rows)
+    domains = get_benchmark("place_folder").read(tmp_path, bands=5)
+    metadata = np.concatenate([domain.metadata for domain in domains])
+    expected = np.tile(np.float32([9, 0]), (6, 1))
+    expected[0] = (1.5, 2.5) if columns else (9, 0)
+    np.testing.assert_allclose(metadata, expected, atol=1e-5)
+    table = Metadata(tmp_path / "metadata.csv")
+    np.testing.assert_allclose([table.of(str(tmp_path / f"{n}.tif")) for n in (4, 1)], [[9, 0], [9, 0]], atol=1e-5)
+
+
+def test_a_file_without_georeference_is_named(tmp_path, monkeypatch):
+    write_scene(tmp_path / "placed.tif", VALUES)
+    local = 'LOCAL_CS["site",UNIT["metre",1]]'
+    write_scene(tmp_path / "local.tif", VALUES, crs=local, transform=SYSTEMS["EPSG:32632"])
+    write_scene(tmp_path / "bare.tif", VALUES, crs=None, transform=None)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    rows = [{"path": path, "label": "a", "split": "train", "group": "g"} for path in ("placed.tif", "bare.tif")]
+    for name in ("bare.tif", "a.png", "local.tif"):
+        write_csv(tmp_path / "metadata.csv", [rows[0], {**rows[1], "path": name}])
+        with pytest.raises(DataError, match=rf"{name}': .*metadata.csv"):
+            get_benchmark("place_folder").read(tmp_path)
+    write_csv(tmp_path / "metadata.csv", [{**row, "lon": ""} for row in rows])
+    with pytest.raises(DataError, match="lon and lat"):
+        get_benchmark("place_folder").read(tmp_path)
+    write_csv(tmp_path / "metadata.csv", rows[:1])
+    monkeypatch.setitem(sys.modules, "rasterio", None)
+    with pytest.raises(MissingDependencyError, match=r"rasterio.*timm_moe_dg\[geo\]"):
+        get_benchmark("place_folder").read(tmp_path)

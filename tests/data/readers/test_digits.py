@@ -1,17 +1,29 @@
-"""The digits: each in one domain, turned the right way, or in a color that is mostly the label's, until it is not."""
+"""Digits: each in one domain, turned the right way, or in a color that is mostly the label's; DomainBed's MNIST."""
 
+import gzip
 import sys
 from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.data.files import write_release
+from tests.references import domainbed_mnist as reference
+from timm_moe_dg.data import evaluation_transform, get_benchmark
 from timm_moe_dg.data.readers import digits
-from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT, RULES, geo_digits, rule_probabilities
+from timm_moe_dg.data.readers.digits import (
+    CONTINENTS,
+    HELD_OUT,
+    RULES,
+    geo_digits,
+    read_images_and_labels,
+    rule_probabilities,
+)
 from timm_moe_dg.data.readers.places import PlacesDomain
-from timm_moe_dg.errors import MissingDependencyError
+from timm_moe_dg.errors import DataError, MissingDependencyError
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +68,7 @@ def test_rotation_is_counter_clockwise(monkeypatch):
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"rotated_digits needs scikit-learn.*pip install 'timm_moe_dg\[train"
-    ):
+    with pytest.raises(MissingDependencyError, match=r"scikit-learn.*timm_moe_dg\[train"):
         digits.rotated_digits()
 
 
@@ -151,3 +161,102 @@ def test_rules_give_way_to_each_other_smoothly() -> None:
     assert np.abs(np.diff(plain)).max() < 0.02
     assert (np.diff(plain[100:400]) < 0).all()
     assert 0.4 < plain[(plain - both) > 0][-1] < 0.6
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """A folder, and the images (N, 28, 28) and labels (N,) of MNIST's files in it."""
+    folder = tmp_path_factory.mktemp("mnist")
+    return folder, *map(torch.from_numpy, write_release(folder))
+
+
+def as_a_network_gets_them(domain):
+    view = evaluation_transform((28, 28), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return torch.stack([view(domain.image(index)) for index in range(len(domain))])
+
+
+@pytest.mark.parametrize("name", ["RotatedMNIST", "RotatedFashionMNIST"])
+def test_rotated_images_are_domainbeds(release, name):
+    folder, images, labels = release
+    domains = get_benchmark(name).read(folder)
+    assert [domain.name for domain in domains] == ["0", "15", "30", "45", "60", "75"]
+    for domain, (expected, targets) in zip(domains, reference.rotated(images, labels, seed=0), strict=True):
+        assert domain.targets == targets.tolist()
+        actual = as_a_network_gets_them(domain)
+        assert torch.allclose(actual, expected.expand(-1, 3, -1, -1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ColoredMNIST", "ColoredFashionMNIST"])
+def test_colored_images_labels_and_noise_are_domainbeds_whatever_torchs_generator_is_at(release, name):
+    folder, images, labels = release
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    domains = get_benchmark(name).read(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [domain.name for domain in domains] == ["+90%", "+80%", "-90%"]
+    for domain, (expected, targets) in zip(domains, reference.colored(images, labels, seed=0), strict=True):
+        assert domain.targets == targets.tolist()
+        actual = as_a_network_gets_them(domain)
+        assert torch.allclose(actual[:, :2], expected, rtol=0, atol=1e-6)
+        assert not actual[:, 2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [("RotatedMNIST", "MNIST/raw"), ("ColoredMNIST", "mnist"), ("RotatedFashionMNIST", "FashionMNIST/raw")],
+)
+def test_the_usual_folders_are_found(tmp_path, name, below):
+    write_release(tmp_path / below, zipped=True)
+    assert sum(map(len, get_benchmark(name).read(tmp_path))) == 53
+    with pytest.raises(DataError, match="train-images-idx3-ubyte"):
+        get_benchmark(name).read(tmp_path.parent)
+
+
+def test_other_numbers_of_images_are_warned_of(release, caplog):
+    get_benchmark("RotatedFashionMNIST").read(release[0])
+    assert len(caplog.messages) == 7
+    for text in ("where Fashion-MNIST has [7000, 7000", "0 holds 9 images where 11667 were"):
+        assert text in caplog.text
+
+
+@pytest.mark.parametrize("mark", ["-", "."])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_all_images_training_first(tmp_path, zipped, mark):
+    expected = write_release(tmp_path, zipped=zipped)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / path.name.replace("-idx", f"{mark}idx"))
+    for actual, written in zip(read_images_and_labels(tmp_path, 10), expected, strict=True):
+        np.testing.assert_array_equal(actual, written)
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+HUGE = np.array([2**31, 2**31, 4], dtype=">u4").tobytes()  # a product of 2^64, which is 0 in 64 bits
+LARGER = b"\0\0\x08\x03" + np.array([40, 32, 30], dtype=">u4").tobytes() + bytes(40 * 960)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (IMAGES, lambda raw: b"\x00\x00\x0d\x03" + raw[4:]),  # other numbers than bytes
+        (IMAGES, lambda raw: b"\x00\x00\x08\x01" + raw[4:]),
+        (LABELS, lambda raw: raw[:-1]),
+        (IMAGES, lambda raw: raw + b"\0"),
+        (IMAGES, lambda raw: raw[:4] + HUGE),
+        (IMAGES, lambda raw: raw[:6]),
+        (IMAGES, lambda raw: b""),
+        (IMAGES, lambda raw: gzip.compress(raw)[:-40]),
+        (IMAGES, lambda raw: LARGER),
+        (LABELS, lambda raw: raw[:-1] + b"\x0a"),  # an eleventh class
+        (LABELS, lambda raw: raw[:7] + b"\x05" + raw[8:13]),  # 5 labels of 40 images
+        (LABELS, None),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, change):
+    write_release(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    if change is not None:
+        (tmp_path / name).write_bytes(change(content))
+    with pytest.raises(DataError, match=rf"^'{tmp_path}.*published|holds no file {LABELS}") as caught:
+        read_images_and_labels(tmp_path, 10)
+    assert "\n" not in str(caught.value)

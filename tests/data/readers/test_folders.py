@@ -1,6 +1,5 @@
-"""Folders DOMAIN/CLASS/IMAGE against torchvision's ImageFolder, and what is wrong with bad ones."""
+"""Folders DOMAIN/CLASS/IMAGE against torchvision's ImageFolder, images of any sources, and bad folders."""
 
-import logging
 import os
 import tracemalloc
 from pathlib import Path
@@ -10,20 +9,17 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from tests.data.copies import small, write_domains
+from tests.data.files import write_image
 from timm_moe_dg.data import get_benchmark, read_folder
-from timm_moe_dg.data.readers.folders import DUPLICATES
+from timm_moe_dg.data.readers.folders import find_images, image_paths
 from timm_moe_dg.errors import DataError, ImageReadError
 
-
-def write_image(path, value=0, mode="RGB"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (6, 4), (value, 10, 20)).convert(mode).save(path)
+DOMAINS = ("Photo", "art", "sketch")
 
 
 @pytest.fixture
 def root(tmp_path):
-    for domain in ("sketch", "Photo", "art"):
+    for domain in DOMAINS:
         for name in ("dog", "Cat"):
             for image in ("10.png", "9.png", "b.JPG", "nested/0.png"):
                 write_image(tmp_path / domain / name / image)
@@ -32,9 +28,13 @@ def root(tmp_path):
     return tmp_path
 
 
+def read(root):
+    return [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)]
+
+
 def test_order_is_that_of_image_folder(root):
     domains = read_folder(root)
-    assert [domain.name for domain in domains] == ["Photo", "art", "sketch"]
+    assert [domain.name for domain in domains] == list(DOMAINS)
     for domain in domains:
         reference = ImageFolder(str(root / domain.name))
         assert list(zip(domain.paths, domain.targets, strict=True)) == reference.samples
@@ -43,21 +43,13 @@ def test_order_is_that_of_image_folder(root):
 
 
 def test_hidden_files_and_folders_are_skipped(root):
-    expected = [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)]
-    for name in ("@eaDir/dog/0.png", "art/__MACOSX/0.png", "art/dog/@eaDir/9.png", "art/dog/$RECYCLE.BIN/9.png"):
+    expected = read(root)
+    hidden = ["@eaDir/dog/0.png", "art/__MACOSX/0.png", "art/dog/@eaDir/9.png", "art/dog/$RECYCLE.BIN/9.png"]
+    hidden += [".cache/dog/0.png", "art/.thumbnails/0.png", "art/dog/._9.png", "art/dog/.ipynb_checkpoints/9.png"]
+    for name in hidden:
         write_image(root / name)
     (root / "art" / "dog" / "Thumbs.db").touch()
-    for name in (".cache/dog/0.png", "art/.thumbnails/0.png", "art/dog/._9.png", "art/dog/.ipynb_checkpoints/9.png"):
-        write_image(root / name)
-    assert [(domain.name, domain.classes, domain.paths) for domain in read_folder(root)] == expected
-
-
-def test_a_class_may_be_empty_in_one_domain(root):
-    for image in (root / "art" / "Cat").rglob("*.*"):
-        image.unlink()
-    art = read_folder(root)[1]
-    assert set(art.targets) == {1}
-    assert art.classes == ("Cat", "dog")
+    assert read(root) == expected
 
 
 def test_files_that_are_no_images_are_counted_by_kind(root, caplog):
@@ -70,11 +62,16 @@ def test_files_that_are_no_images_are_counted_by_kind(root, caplog):
         assert kind in caplog.text
 
 
-def test_a_class_without_any_image_is_refused_unless_only_evaluated(root):
-    for domain in ("sketch", "Photo", "art"):
+def test_a_class_may_be_empty_in_one_domain_and_in_all_that_are_only_evaluated(root):
+    for image in (root / "art" / "Cat").rglob("*.*"):
+        image.unlink()
+    art = read_folder(root)[1]
+    assert set(art.targets) == {1}
+    assert art.classes == ("Cat", "dog")
+    for domain in DOMAINS:
         (root / domain / "empty").mkdir()
         (root / domain / "empty" / "0.heic").touch()
-    with pytest.raises(DataError, match=r"no domain holds an image of the classes 'empty'; .*: 3 \.heic"):
+    with pytest.raises(DataError, match=r"classes 'empty'; .*: 3 \.heic"):
         read_folder(root)
     assert read_folder(root, evaluating=True)[0].classes == ("Cat", "dog", "empty")
 
@@ -97,14 +94,14 @@ def test_two_forms_of_the_same_letters_are_one_class(tmp_path):
     ("first", "second"),
     [("1", "1.0"), ("1", "01"), ("1e3", "1000"), ("cat", "cat "), ("cat", "Cat"), ("a_b", "a b"), ("-0", "0")],
 )
-def test_classes_that_differ_by_spelling_alone_are_shown(tmp_path, first, second):
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_classes_that_differ_by_spelling_alone_are_refused(tmp_path, first, second, evaluating):
     for domain, label in (("a", first), ("b", second)):
         write_image(tmp_path / domain / label / "0.png")
-    for evaluating in (False, True):
-        with pytest.raises(DataError, match=r"by spelling alone: .*; give them one name") as caught:
-            read_folder(tmp_path, evaluating)
-        assert f"{first!r} in a" in str(caught.value)
-        assert f"{second!r} in b" in str(caught.value)
+    with pytest.raises(DataError, match=r"spelling") as caught:
+        read_folder(tmp_path, evaluating)
+    assert f"{first!r} in a" in str(caught.value)
+    assert f"{second!r} in b" in str(caught.value)
 
 
 @pytest.mark.parametrize("names", [("1", "10"), ("C", "C++"), ("+1", "-1"), ("1.5", "15"), ("9" * 19, "9" * 18 + "8")])
@@ -120,88 +117,74 @@ def test_domains_that_differ_by_spelling_alone_are_shown(tmp_path, caplog):
     assert len(read_folder(tmp_path)) == 3
     assert "these domains differ by spelling alone: 'Site A' in this folder, 'site a' in this folder" in caplog.text
     write_image(tmp_path / "be\u0301" / "x" / "0.png")
-    with pytest.raises(DataError, match=r"these domains differ .*be.u0301' in this folder, 'b.xe9' in"):
+    with pytest.raises(DataError, match=r"domains .*be.u0301' in this folder, 'b.xe9' in"):
         read_folder(tmp_path)
 
 
 def test_images_in_no_class_folder_are_counted(tmp_path, caplog):
-    for name in ("a/x/0.png", "a/loose.png", "loose.JPG", "a/.hidden.png", "a/notes.txt"):
-        write_image(tmp_path / "a" / "x" / "0.png")
-        (tmp_path / name).write_bytes((tmp_path / "a" / "x" / "0.png").read_bytes())
+    for name in ("a/x/0.png", "a/loose.png", "loose.JPG", "a/.hidden.png"):
+        write_image(tmp_path / name)
+    (tmp_path / "a" / "notes.txt").touch()
     assert len(read_folder(tmp_path)[0]) == 1
     assert "2 images in no class folder are left out, such as" in caplog.text
 
 
-def test_missing_folder(tmp_path):
-    with pytest.raises(DataError, match=r"data_dir='.*nowhere': no such folder"):
-        read_folder(tmp_path / "nowhere")
-
-
-def test_empty_folder(tmp_path):
-    with pytest.raises(DataError, match="holds no domain folders; expected DOMAIN/CLASS/IMAGE"):
+@pytest.mark.parametrize(
+    ("files", "folders", "message"),
+    [
+        ([], [], "data_dir=.*domain folders"),
+        ([], ["art"], "class folders in art"),
+        (["a/dog/0.png", "a/Cat/0.png"], ["zebra/dog", "zebra/Cat"], "domain 'zebra'"),
+        (["a/x/0.png", "a/y/0.png", "b/x/0.png", "c/z/0.png"], [], "'a' lacks z; 'b' lacks y, z; 'c' lacks x, y"),
+    ],
+)
+def test_a_folder_without_domains_classes_or_images_is_refused(tmp_path, files, folders, message):
+    for name in files:
+        write_image(tmp_path / name)
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(DataError, match=message):
         read_folder(tmp_path)
 
 
-def test_domains_without_classes(tmp_path):
-    (tmp_path / "art").mkdir()
-    with pytest.raises(DataError, match="no class folders in art"):
-        read_folder(tmp_path)
-
-
-def test_domain_without_images(root):
-    for folder in ("dog", "Cat"):
-        (root / "zebra" / folder).mkdir(parents=True)
-    with pytest.raises(DataError, match="domain 'zebra' holds no images"):
-        read_folder(root)
-
-
-def test_differing_classes_are_named_by_domain(root):
-    write_image(root / "art" / "elephant" / "0.png")
-    write_image(root / "sketch" / "giraffe" / "0.png")
-    with pytest.raises(DataError) as caught:
-        read_folder(root)
-    message = str(caught.value)
-    assert "'Photo' lacks elephant, giraffe" in message
-    assert "'art' lacks giraffe" in message
-    assert "'sketch' lacks elephant" in message
-
-
-def refuse_to_list(monkeypatch, folder):
-    """As for a user without permission; the user who runs the tests may have all of them."""
-    scandir = os.scandir
-
-    def refusing(path):
-        if os.fspath(path) == str(folder):
-            raise PermissionError(13, "Permission denied", str(folder))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
+@pytest.mark.parametrize("data_dir", [None, "nowhere"])
+def test_a_missing_folder_is_refused(data_dir):
+    with pytest.raises(DataError, match=r"data_dir=.*DOMAIN/CLASS/IMAGE"):
+        read_folder(data_dir)
 
 
 @pytest.mark.parametrize("below", ["", "art", "art/dog", "art/dog/nested"])
 def test_a_folder_that_cannot_be_listed_is_named(root, monkeypatch, below):
-    refuse_to_list(monkeypatch, root / below)
-    with pytest.raises(DataError, match=rf"folder='{root / below}': cannot be listed \(Permission denied\)"):
+    """As for a user without permission; the user who runs the tests may have all of them."""
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path) == str(root / below):
+            raise PermissionError(13, "Permission denied", str(root / below))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=rf"folder='{root / below}': .*Permission denied"):
         read_folder(root)
 
 
-@pytest.mark.parametrize("target", [".", "..", "../Cat", "../../.."])
-def test_links_to_folders_below_a_class_are_refused(root, target):
-    (root / "art" / "dog" / "link").symlink_to(target)
-    with pytest.raises(DataError, match="dog/link': is a link, which is not followed"):
+def test_a_name_that_is_no_utf_8_is_refused(root):
+    os.mkdir(os.fsencode(root) + b"/\xff")
+    with pytest.raises(DataError, match=r"folder=.*UTF-8"):
         read_folder(root)
 
 
-def test_a_class_that_leads_back_is_refused(root):
-    for domain in ("sketch", "Photo", "art"):
-        (root / domain / "self").symlink_to(".")
-    with pytest.raises(DataError, match="self/self': is a link, which is not followed"):
-        read_folder(root)
-
-
-def test_two_names_of_one_domain_are_refused(root):
-    (root / "copy").symlink_to("art")
-    with pytest.raises(DataError, match="the domain 'art' has two names; remove the link to it"):
+@pytest.mark.parametrize(
+    ("link", "target", "message"),
+    [
+        *(("art/dog/link", target, "dog/link': is a link") for target in (".", "..", "../Cat", "../../..")),
+        ("art/self", ".", "self/self': is a link"),  # a class that leads back
+        ("copy", "art", "domain 'art' has two names"),
+    ],
+)
+def test_links_that_lead_to_the_same_images_are_refused(root, link, target, message):
+    (root / link).symlink_to(target)
+    with pytest.raises(DataError, match=message):
         read_folder(root)
 
 
@@ -210,6 +193,17 @@ def test_links_to_nothing_are_noticed(root, caplog, link):
     (root / link).symlink_to("disk/that/is/not/there")
     assert len(read_folder(root)) == 3
     assert f"links to nothing are left out: {root / link}" in caplog.text
+
+
+def test_domains_classes_and_images_may_be_links(root, tmp_path_factory):
+    other = tmp_path_factory.mktemp("links")
+    (other / "art").symlink_to(root / "art")
+    (other / "photo").mkdir()
+    (other / "photo" / "Cat").symlink_to(root / "Photo" / "Cat")
+    (other / "photo" / "dog").mkdir()
+    (other / "photo" / "dog" / "0.png").symlink_to(root / "Photo" / "dog" / "9.png")
+    assert [(domain.name, len(domain)) for domain in read_folder(other)] == [("art", 8), ("photo", 5)]
+    assert read_folder(other)[1].image(4).size == (4, 4)
 
 
 @pytest.mark.parametrize("place", ["train", "."])
@@ -221,56 +215,12 @@ def test_a_level_of_folders_too_many_is_noticed(tmp_path, caplog, place):
     assert (message in caplog.text) == (place == ".")
 
 
-def test_domains_classes_and_images_may_be_links(root, tmp_path_factory):
-    other = tmp_path_factory.mktemp("links")
-    (other / "art").symlink_to(root / "art")
-    (other / "photo").mkdir()
-    (other / "photo" / "Cat").symlink_to(root / "Photo" / "Cat")
-    (other / "photo" / "dog").mkdir()
-    (other / "photo" / "dog" / "0.png").symlink_to(root / "Photo" / "dog" / "9.png")
-    assert [(domain.name, len(domain)) for domain in read_folder(other)] == [("art", 8), ("photo", 5)]
-    assert read_folder(other)[1].image(4).size == (6, 4)
-
-
 @pytest.mark.parametrize("content", [b"", b"not an image at all"])
 def test_unreadable_image_is_named(root, content):
     domain = read_folder(root)[0]
-    path = domain.paths[2]
-    Path(path).write_bytes(content)
-    with pytest.raises(ImageReadError) as caught:
+    Path(domain.paths[2]).write_bytes(content)
+    with pytest.raises(ImageReadError, match=domain.paths[2]):
         domain.image(2)
-    assert path in str(caught.value)
-
-
-@pytest.mark.parametrize("place", ["among", "beside"])
-def test_listed_duplicates_are_left_out(tmp_path, place, caplog):
-    row = small("DomainNet", num_classes=7)
-    root = write_domains(tmp_path / "domain_net", row.domains)
-    listed = ["clipart/class_1/clipart_0.png", "real/class_6/real_1.png", "real/class_6/removed_already.png"]
-    folder = root if place == "among" else tmp_path
-    (folder / DUPLICATES).write_text("\n".join(listed) + "\n\n")
-    with caplog.at_level(logging.INFO, "timm_moe_dg"):
-        domains = row.read(tmp_path)
-    everything = {path.relative_to(root).as_posix() for path in root.rglob("*.png")}
-    actual = {path.removeprefix(f"{root}/") for domain in domains for path in domain.paths}
-    assert actual == everything - set(listed)
-    assert f"2 of the 3 images listed in {folder / DUPLICATES} left out" in caplog.text
-    for domain in domains:
-        assert all(domain.classes[target] in path for target, path in zip(domain.targets, domain.paths, strict=True))
-
-
-def test_without_a_list_nothing_is_left_out(tmp_path):
-    row = small("DomainNet", num_classes=7)
-    write_domains(tmp_path, row.domains)
-    assert [len(domain) for domain in row.read(tmp_path)] == [14] * 6
-
-
-def test_a_list_that_is_no_text_is_named(tmp_path):
-    row = small("DomainNet", num_classes=7)
-    write_domains(tmp_path, row.domains)
-    (tmp_path / DUPLICATES).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=rf"{DUPLICATES}.*cannot be read as a list of images"):
-        row.read(tmp_path)
 
 
 @pytest.mark.parametrize("dataset", ["folder", "place_folder"])
@@ -292,3 +242,58 @@ def test_an_image_takes_its_path_and_some_numbers(tmp_path, dataset):
     assert sum(map(len, domains)) == len(names)
     # A list of strings takes the path and 57 bytes, and as much again in each worker
     assert size < 1.3 * (len(domains[0].file(0)) + 60)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, in which hidden files are no images."""
+    for name in ("b.png", "a-b.png", "a/z.JPG", "a/c.jpeg", "ab/.hidden.png"):
+        write_image(tmp_path / name)
+    (tmp_path / "odd.data").write_bytes((tmp_path / "b.png").read_bytes())
+    for name in ("notes.txt", "._b.png", ".thumbnails/b.png", "a/._z.JPG", "@eaDir/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (".", "a-b.png a/c.jpeg a/z.JPG b.png"),
+        ("odd.data **/*.JPG a/../b.png .", "odd.data a/z.JPG b.png a-b.png a/c.jpeg"),
+        # A file comes once, whatever names it
+        ("a ab/.hidden.png . ./a/../a *.data b.png", "a/c.jpeg a/z.JPG ab/.hidden.png a-b.png b.png odd.data"),
+        # Hidden files count only if they are named
+        ("**/*.png **/*.[jJ]*", "a-b.png b.png a/c.jpeg a/z.JPG"),
+        ("._b.png", "._b.png"),
+    ],
+)
+def test_images_come_in_the_order_of_sources_and_paths(folder, sources, expected):
+    assert [os.path.normpath(path) for path in find_images(sources.split())] == expected.split()
+
+
+def test_folders_that_a_pattern_matches_and_other_files_are_named(folder, caplog):
+    for pattern in (f"{folder}/*", f"{folder}/*", f"{folder}/**"):
+        find_images([pattern])
+    text = "images='%s/*': matches folders (2), which are not searched; use ** to search them"
+    assert [record.getMessage() for record in caplog.records] == [text % folder]
+    (folder / "a" / "phone.heic").touch()
+    assert len(find_images([str(folder)])) == 4
+    for kind in ("1 .heic", "1 .data", "1 .txt"):
+        assert kind in caplog.text
+
+
+@pytest.mark.parametrize("source", ["absent", "absent/", "*.gif", "empty"])
+def test_a_source_without_images_is_refused(folder, source):
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError, match=r"images="):
+        find_images([str(folder), source])
+
+
+def test_folders_are_read_as_their_images_are_taken(folder):
+    paths = image_paths([str(folder / "a"), str(folder)])
+    assert next(paths).endswith("a/c.jpeg")
+    (folder / "a" / "d.png").touch()  # the names of this folder were read
+    (folder / "b.png").unlink()
+    assert [os.path.basename(path) for path in paths] == ["z.JPG", "a-b.png"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.readers.files import by_name, gray_of, write_csv, write_image
+from tests.data.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import Places, get_benchmark
 from timm_moe_dg.data.readers.places import PARTS, domains_of, read_place_folder
 from timm_moe_dg.errors import ArgumentError, DataError
@@ -69,15 +69,6 @@ def test_a_group_called_all_does_not_take_in_the_others():
     first, second, *_ = domains_of(table(group=["all" if name == "a" else name for name in GROUP]))
     assert (first.group, rows(first, first.split.inside), rows(first, first.split.outside)) == ("all", [4], [7])
     assert (second.group, rows(second, second.split.inside)) == ("b", [0, 8])
-
-
-@pytest.mark.parametrize("column", ["targets", "metadata", "part", "group"])
-def test_a_table_cannot_be_changed(column):
-    part = np.array(PART)
-    places = Places(("x",), [""] * 9, np.zeros(9, int), np.zeros((9, 2)), part, np.array(GROUP))
-    with pytest.raises(ValueError, match="read-only"):
-        getattr(places, column)[0] = getattr(places, column)[1]
-    part[0] = "none"  # whose array it was may still write to it
 
 
 @pytest.mark.parametrize("lacking", [("train",), ("id_val",), ("id_test", "ood_test")])
@@ -185,7 +176,7 @@ def test_an_image_with_two_rows_is_named_by_both_lines(tmp_path: Path) -> None:
 
 
 def test_missing_files_columns_and_splits_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"metadata.csv.*cannot be read"):
+    with pytest.raises(DataError, match="no such folder"):
         read_place_folder(tmp_path / "nowhere")
     rows = [{key: row[key] for key in ("path", "label", "split", "group")} for row in own_rows()]
     write_own(tmp_path, rows)

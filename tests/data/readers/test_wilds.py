@@ -1,6 +1,5 @@
 """WILDS releases, on miniatures with the public columns and folder names."""
 
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.readers.files import by_name, gray_of, write_csv, write_image
+from tests.data.files import by_name, gray_of, write_csv, write_image
 from timm_moe_dg.data import PlacesDomain, get_benchmark, split_domains
 from timm_moe_dg.data.readers.wilds import (
     HOSPITALS,
@@ -105,7 +104,7 @@ def rows_of(domain: PlacesDomain, part: Iterable[int]) -> list[int]:
 def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
     fmow: Path, reader: Any, expected: dict[str, tuple[list[int], list[int]]]
 ) -> None:
-    domains = by_name(list(reader(fmow)))
+    domains = by_name(reader(fmow))
     assert list(domains) == list(expected)
     for name, splits in expected.items():
         split = domains[name].split
@@ -114,19 +113,13 @@ def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
     assert [domain.name for domain in reader(fmow / "fmow_v1.1")] == list(expected)
 
 
-@pytest.mark.parametrize("reader", [read_fmow, read_fmow_lao, read_fmow_by_region])
-@pytest.mark.parametrize(
-    ("regions", "message"),
-    [
-        (("", " "), r"country_code_mapping\.csv': no row has a region; give the release's table"),
-        (("Europe", "Atlantis"), r"country_code_mapping\.csv': line 3 has the region 'Atlantis'; give one of"),
-    ],
-)
-def test_a_table_of_regions_without_regions_is_named(fmow: Path, reader: Any, regions: Any, message: str) -> None:
+@pytest.mark.parametrize("regions", [("", " "), ("Europe", "Atlantis")])
+def test_a_table_of_other_regions_is_refused(fmow: Path, regions: Any) -> None:
     rows = [{"alpha-3": code, "region": region} for code, region in zip(("DEU", "KEN"), regions, strict=True)]
     write_csv(fmow / "fmow_v1.1" / "country_code_mapping.csv", rows)
-    with pytest.raises(DataError, match=message):
-        reader(fmow)
+    for reader in (read_fmow, read_fmow_lao, read_fmow_by_region):
+        with pytest.raises(DataError, match=r"country_code_mapping\.csv"):
+            reader(fmow)
 
 
 # --- iWildCam: (split, y, location)
@@ -164,10 +157,8 @@ def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) 
     assert [gray_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
 
 
-def test_camera_traps_as_domains(iwildcam: Path, caplog: pytest.LogCaptureFixture) -> None:
-    row = get_benchmark("iWildCam_locations")
-    with caplog.at_level(logging.WARNING, "timm_moe_dg"):
-        domains = by_name(list(row.read(iwildcam)))
+def test_camera_traps_as_domains(iwildcam: Path) -> None:
+    domains = by_name(get_benchmark("iWildCam_locations").read(iwildcam))
     assert list(domains) == ["train location_001", "train location_003", "id", "ood"]
     first, third = domains["train location_001"], domains["train location_003"]
     assert (first.split.inside.tolist(), first.split.outside.tolist()) == ([0], [])
@@ -176,23 +167,11 @@ def test_camera_traps_as_domains(iwildcam: Path, caplog: pytest.LogCaptureFixtur
     assert (third.split.inside.tolist(), third.split.outside.tolist()) == ([0], [1])
     assert third.metadata.tolist() == [3, 3]
     assert [domains[name].metadata.tolist() for name in ("id", "ood")] == [[1], [-1, -1]]
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert "metadata.csv': 2 locations have a single training image (lines 2, 3), which is drawn again" in message
-    assert "mark these rows with another split to leave them out" in message
     splits = split_domains(list(domains.values()), [0, 1], trial_seed=0)
     assert [len(split.outside) for split in splits] == [0, 1, 0, 1]  # trained on without validation images
 
 
-def test_a_step_draws_as_many_traps_and_images_as_in_wilds() -> None:
-    """WILDS: 16 images of 2 groups a batch, and so 8 of each; 12 epochs of 129,809 images."""
-    row = get_benchmark("iWildCam_locations")
-    assert (row.domains_per_step, row.hparams["batch_size"], row.hparams["lr"]) == (2, 8, 3e-5)
-    assert row.steps * 16 == pytest.approx(12 * 129_809, rel=0.01)
-
-
-def test_a_missing_folder_and_a_missing_image_are_named(fmow: Path) -> None:
-    with pytest.raises(DataError, match="--data-dir"):
-        read_fmow(None)
+def test_a_missing_image_is_named(fmow: Path) -> None:
     (fmow / "fmow_v1.1" / "images" / "rgb_img_0.png").unlink()
     train = by_name(read_fmow(fmow))["train"]
     with pytest.raises(ImageReadError, match=r"rgb_img_0\.png"):
@@ -202,8 +181,8 @@ def test_a_missing_folder_and_a_missing_image_are_named(fmow: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "old", "new", "message"),
     [
-        ("metadata.csv", "image2.jpg", "../image2.jpg", r"column 'filename' is \['\.\./image2\.jpg'\] in lines 4"),
-        ("categories.csv", "1,0,puma concolor\n2,0,cuniculus paca", "", r"names no class \[1, 2\]"),
+        ("metadata.csv", "image2.jpg", "../image2.jpg", "'filename' .*lines 4"),
+        ("categories.csv", "1,0,puma concolor\n2,0,cuniculus paca", "", r"class \[1, 2\]"),
     ],
 )
 def test_a_wrong_table_is_refused(iwildcam: Path, table: str, old: str, new: str, message: str) -> None:
@@ -219,14 +198,8 @@ def camelyon(tmp_path: Path) -> Path:
     """Twenty patches; patch k is of hospital k % 5 and has the gray level k."""
     root, rows = tmp_path / "camelyon17_v1.0", []
     for k in range(20):
-        row = {
-            "patient": f"{k % 7:03}",
-            "node": k % 3,
-            "x_coord": 10 * k,
-            "y_coord": k,
-            "tumor": k // 10,
-            "center": k % 5,
-        }
+        row = {"patient": f"{k % 7:03}", "node": k % 3, "x_coord": 10 * k, "y_coord": k}
+        row |= {"tumor": k // 10, "center": k % 5}
         slide = "patient_{patient}_node_{node}".format(**row)
         write_image(root / "patches" / slide / f"patch_{slide}_x_{10 * k}_y_{k}.png", gray=k)
         rows.append(row)
@@ -248,10 +221,10 @@ def test_a_lacking_hospital_and_a_field_out_of_range_are_named(camelyon):
     table = camelyon / "camelyon17_v1.0" / "metadata.csv"
     text = table.read_text()
     table.write_text("\n".join(line for line in text.splitlines() if not line.endswith(",3")))
-    with pytest.raises(DataError, match="lacks hospital_3; expected"):
+    with pytest.raises(DataError, match="domains hospital_0, hospital_1, hospital_2, hospital_4;"):
         get_benchmark("WILDSCamelyon").read(camelyon)
     table.write_text(text.replace("\n004,1,40,4,0,4", "\n004,1,40,4,0,5"))
-    with pytest.raises(DataError, match=r"column 'center' is \['5'\] in lines 6"):
+    with pytest.raises(DataError, match=r"'center' .*lines 6"):
         read_camelyon(camelyon)
 
 
@@ -263,9 +236,3 @@ def test_regions_are_domains_without_the_sequestered(fmow, name, names):
     for domain in domains:
         expected = [row for row, region in enumerate(region_of) if region == domain.name]
         assert rows_of(domain, range(len(domain))) == expected
-
-
-@pytest.mark.parametrize("name", ["WILDSCamelyon", "WILDSFMoW", "WILDSFMoW_five_regions"])
-def test_no_folder(name):
-    with pytest.raises(DataError, match="data_dir=None: give --data-dir"):
-        get_benchmark(name).read(None)

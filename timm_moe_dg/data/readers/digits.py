@@ -1,4 +1,4 @@
-"""Rotated, colored and geographic digits: scikit-learn's real handwriting, which needs no download.
+"""Rotated, colored and geographic digits: scikit-learn's real handwriting, which needs no download, and MNIST's.
 
 Format: the 1,797 digits of 8 x 8 pixels and 17 gray levels that ship with scikit-learn (the test part of the UCI
 "Optical Recognition of Handwritten Digits" set, E. Alpaydin and C. Kaynak, 1998), enlarged to 32 x 32 pixels. License:
@@ -17,23 +17,16 @@ way to each other smoothly (see `rule_probabilities`). A model that ignores the 
 train, id_val and id_test on five continents, and ood_test on Oceania, which has the most common rule but coordinates
 that are not in training. No digit is in two splits.
 
-RotatedMNIST and ColoredMNIST as DomainBed makes them (Gulrajani and Lopez-Paz, 2021), from MNIST or Fashion-MNIST.
+RotatedMNIST and ColoredMNIST: as DomainBed makes them (Gulrajani and Lopez-Paz, 2021), from MNIST or Fashion-MNIST, in
+IDX files, possibly gzipped (LeCun, Cortes and Burges, 1998; Xiao et al., 2017). A folder holds train-images-idx3-ubyte,
+train-labels-idx1-ubyte and the same of t10k, or copies that write a dot for the second hyphen. The 70,000 images,
+training images first, are shuffled. Domain i of n gets the entries i, i + n, i + 2n, ... DomainBed draws from torch's
+global CPU generator, which its script seeds with the run's seed, so that every run has other domains. Here the same
+calls are made with a generator whose seed is always 0, the default of DomainBed's script.
 
-IDX files, possibly gzipped (LeCun, Cortes and Burges, 1998; Xiao et al., 2017): two zero bytes, 8 for unsigned
-bytes, the number of axes, each axis's length as a big-endian 32-bit integer, then the values. A folder holds
-train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, or copies that write a dot for the second hyphen.
-
-The 70,000 images, training images first, are shuffled. Domain i of n gets the entries i, i + n, i + 2n, ... DomainBed
-draws from torch's global CPU generator, which its script seeds with the run's seed, so that every run has other
-domains. Here the same calls are made with a generator whose seed is always 0, the default of DomainBed's script. All
-runs, splits and seeds share the domains that DomainBed has there.
-
-Rotated: 28 x 28 pixels, counter-clockwise by 0 to 75 degrees, bilinear, black outside (as in DomainBed now; its first
-release was bicubic). DomainBed's single channel is repeated in R, G and B.
-
-Colored: whether the class is below 5, flipped for a quarter of the images, and a color that is the (flipped) label,
-flipped itself as often as the domain says. DomainBed's two channels are R and G, and B is zero: color 0 is red. The
-first ColoredMNIST (Arjovsky et al., 2019) took every second pixel, which is commented out in DomainBed.
+Rotated: 28 x 28 pixels, bilinear, black outside (as in DomainBed now; its first release was bicubic). DomainBed's
+single channel is repeated in R, G and B. Colored: DomainBed's two channels are R and G, and B is zero. The first
+ColoredMNIST (Arjovsky et al., 2019) took every second pixel, which is commented out in DomainBed.
 
 Licenses: MNIST CC BY-SA 3.0, Fashion-MNIST MIT.
 """
@@ -54,7 +47,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
 from ...errors import DataError, MissingDependencyError
-from ..domains import DataDir, Domain
+from ..domains import DataDir, Domain, given_folder
 from .places import Places, PlacesDomain, domains_of
 
 ANGLES = (0, 15, 30, 45, 60, 75)
@@ -66,6 +59,7 @@ STORED_SIZE = 32  # pixels. Digits are enlarged first, because rotating 8 pixels
 MNIST_SIDE = 28  # pixels
 GRAY_LEVELS = 16  # scikit-learn counts ink from 0 to 16
 SEED = 0
+
 # Center (longitude, latitude) and radius of a spherical cap in degrees, then the rule
 CONTINENTS = {
     "Africa": (20.0, 2.0, 28.0, "both"),
@@ -78,10 +72,12 @@ CONTINENTS = {
 HELD_OUT = "Oceania"
 BORDER = 5.0  # degrees over which one rule's odds against its neighbor fall by a factor of e
 SIZES = {"train": 997, "id_val": 200, "id_test": 300, "ood_test": 300}
+
 _PLAIN = np.arange(10)
 _SWAP = np.array([0, 1, 2, 3, 4, 5, 9, 7, 8, 6])
 _PARITY = _PLAIN ^ 1
 RULES = {"plain": _PLAIN, "swap": _SWAP, "parity": _PARITY, "both": _SWAP[_PARITY]}
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -269,61 +265,45 @@ def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
 
 def read_images_and_labels(folder: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Reads uint8 images (N, 28, 28) and labels (N,) of a release: training images first, then test images."""
-    pairs = [_read_part(folder, part, num_classes) for part in ("train", "t10k")]
+    pairs = []
+    for part in ("train", "t10k"):
+        images, labels = (read_idx(folder, f"{part}-{kind}", axes) for kind, axes in (("images", 3), ("labels", 1)))
+        if images.shape != (len(labels), MNIST_SIDE, MNIST_SIDE) or labels.max(initial=0) >= num_classes:
+            found = f"images of {images.shape} and {len(labels)} labels up to {labels.max(initial=0)}"
+            raise DataError(f"{str(folder)!r}: {part} has {found}; give the files of one release, as published")
+        pairs.append((images, labels))
     images, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return images, labels
 
 
-def read_idx(path: Path, axes: int) -> np.ndarray:
-    """Reads one IDX file of unsigned bytes, gzipped or not, as a uint8 array with so many axes."""
-    remedy = "give the file as it was published"
+def read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes, gzipped or not, as a uint8 array with so many axes.
+
+    The file is two zero bytes, 8 for unsigned bytes, the number of axes, each axis's length as a big-endian 32-bit
+    integer, then the values.
+    """
+    paths = sorted(folder.glob(f"{stem}[-.]idx{axes}-ubyte*"))
+    if not paths:
+        raise DataError(f"{str(folder)!r}: holds no file {stem}-idx{axes}-ubyte; give --data-dir, its folder")
     try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{str(path)!r}: cannot be read ({error}); {remedy}") from error
-    magic, expected = content[:4], bytes([0, 0, 8, axes])
-    if magic != expected:
-        raise DataError(f"{str(path)!r}: has the magic number 0x{magic.hex()} and not 0x{expected.hex()}; {remedy}")
-    header = 4 + 4 * axes
-    shape = tuple(map(int, np.frombuffer(content[4:header].ljust(4 * axes, b"\0"), dtype=">u4")))
-    values = len(content) - header
-    if values != math.prod(shape):
-        raise DataError(f"{str(path)!r}: holds {max(values, 0)} values where its header says {shape}; {remedy}")
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
-
-
-def _read_part(folder: Path, part: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    image_file, label_file = _find_idx(folder, f"{part}-images", 3), _find_idx(folder, f"{part}-labels", 1)
-    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
-    if images.shape[1:] != (MNIST_SIDE, MNIST_SIDE):
-        size = "{}x{}".format(*images.shape[1:])
-        raise DataError(
-            f"{str(image_file)!r}: images of {size} pixels; give files of {MNIST_SIDE}x{MNIST_SIDE}, as published"
-        )
-    if len(labels) != len(images):
-        raise DataError(f"{str(label_file)!r}: {len(labels)} labels of {len(images)} images; give files of one release")
-    wrong = np.flatnonzero(labels >= num_classes)
-    if len(wrong):
-        row, label = wrong[0], labels[wrong[0]]
-        raise DataError(f"{str(label_file)!r}: row {row} has the label {label}; give labels of 0 to {num_classes - 1}")
-    return images, labels
-
-
-def _find_idx(folder: Path, stem: str, axes: int) -> Path:
-    names = [f"{stem}{mark}idx{axes}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise DataError(f"{str(folder / names[0])!r}: no such file, nor {names[1]}; give --data-dir, the folder of both")
+        content = paths[0].read_bytes()
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content[:4] != bytes([0, 0, 8, axes]):
+            raise ValueError(f"its first bytes are {content[:4]!r}")
+        start = 4 + 4 * axes
+        shape = np.frombuffer(content[4:start], dtype=">u4").tolist()
+        if len(content) != start + math.prod(shape):
+            raise ValueError(f"holds {len(content) - start} values for {shape}")
+        return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise DataError(f"{str(paths[0])!r}: cannot be read ({error}); give the file as it was published") from error
 
 
 def _shuffled(data_dir: DataDir, release: IdxRelease, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images (N, 28, 28) and labels (N,), uint8."""
-    if data_dir is None:
-        raise DataError(f"data_dir=None: give --data-dir, the folder of {release.name}'s four IDX files")
-    folders = [Path(data_dir, name) for name in ("", *release.folders)]
-    folder = next((path for path in folders if any(path.glob("train-images[-.]idx3-ubyte*"))), folders[0])
+    root = given_folder(data_dir, f"{release.name}'s four IDX files")
+    folders = [root, *map(root.joinpath, release.folders)]
+    folder = next((path for path in folders if any(path.glob("train-images[-.]idx3-ubyte*"))), root)
     images, labels = read_images_and_labels(folder, len(release.classes))
     counts = np.bincount(labels, minlength=len(release.classes)).tolist()
     if counts != list(release.counts):

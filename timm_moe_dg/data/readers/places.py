@@ -16,18 +16,8 @@ import numpy as np
 from PIL import Image
 
 from ...errors import ArgumentError, DataError
-from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, places_of, take
-from .csv_tables import (
-    below,
-    check_unique,
-    choice,
-    coordinates,
-    name_of_field,
-    numeric,
-    parsed,
-    read_csv,
-    with_coordinates,
-)
+from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, places_of, take
+from .csv_tables import below, choice, name_of_field, read_csv
 from .images import Pixels
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -46,7 +36,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """A table of images, one entry per image in every column. Its arrays are read-only.
+    """A table of images, one entry per image in every column.
 
     Attributes:
         classes: Class names.
@@ -64,13 +54,6 @@ class Places:
     metadata: np.ndarray = field(repr=False)
     part: np.ndarray = field(repr=False)
     group: np.ndarray = field(repr=False)
-
-    def __post_init__(self) -> None:
-        for name in ("targets", "metadata", "part", "group"):
-            # A view, so that the caller's array stays writable
-            column = vars(self)[name].view()
-            column.flags.writeable = False
-            object.__setattr__(self, name, column)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,32 +115,31 @@ def read_place_folder(
     latitude in the metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows,
     except in data for `evaluating` a network alone.
     """
-    if data_dir is None:
-        raise DataError("data_dir=None: give --data-dir, the folder that holds metadata.csv and the images it names")
-    table, columns = Path(data_dir) / "metadata.csv", dict(columns or {})
+    root = given_folder(data_dir, "metadata.csv and the images it names")
+    columns = dict(columns or {})
     if unknown := columns.keys() - set(ALL_COLUMNS):
         raise ArgumentError.of("columns", columns, f"{min(unknown)} is none of {', '.join(ALL_COLUMNS)}; remove it")
-    fields = read_csv(table, [*(columns.get(name, name) for name in COLUMNS), *map(str, columns.values())])
-    fields |= {name: fields[str(column)] for name, column in columns.items()}
-    paths = parsed(table, fields, "path", _existing(Path(data_dir)), "an image below the folder")
-    check_unique(table, fields, "path", paths)
-    labels = parsed(table, fields, "label", name_of_field, "a label")
-    groups = parsed(table, fields, "group", name_of_field, "the name of a group")
-    is_split = "split" in fields
+    required = [*(columns.get(name, name) for name in COLUMNS), *map(str, columns.values())]
+    table = read_csv(root / "metadata.csv", required)
+    table |= {name: table[str(column)] for name, column in columns.items()}
+    paths = table.parsed("path", _existing(root), "an image below the folder")
+    table.check_unique("path", paths)
+    labels = table.parsed("label", name_of_field, "a label")
+    groups = table.parsed("group", name_of_field, "the name of a group")
+    is_split = "split" in table
     parts = ["train"] * len(paths)
     if is_split:
-        parts = parsed(table, fields, "split", choice(*PARTS), f"one of {', '.join(PARTS)}")
-    elif not {"lon", "lat"} & fields.keys():  # a TIFF file of a microscope has no georeference
-        fields |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
-    check_spellings(repr(str(table)), places_of(labels, groups))
-    check_spellings(repr(str(table)), places_of(groups, parts), "groups")
+        parts = table.parsed("split", choice(*PARTS), f"one of {', '.join(PARTS)}")
+    elif not {"lon", "lat"} & table.keys():  # a TIFF file of a microscope has no georeference
+        table |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
+    check_spellings(repr(str(table.path)), places_of(labels, groups))
+    check_spellings(repr(str(table.path)), places_of(groups, parts), "groups")
     classes = tuple(sorted(set(labels)))
-    places_of_rows = with_coordinates(table, fields, paths)
     places = Places(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
-        metadata=np.concatenate([coordinates(table, places_of_rows), numeric(table, fields, metadata_columns)], axis=1),
+        metadata=table.with_centers(paths).metadata(metadata_columns),
         part=np.array(parts),
         group=np.array(groups),
     )
@@ -171,7 +153,7 @@ def read_place_folder(
     training = [domain for domain in domains if domain.role == "train" and not evaluating]
     if unvalidated := [domain for domain in training if domain.split and not len(domain.split.outside)]:
         listed = ", ".join(f"{domain.group} ({len(domain)} images)" for domain in unvalidated)
-        _LOGGER.warning("%r: groups without id_val rows, which no validation counts: %s", str(table), listed)
+        _LOGGER.warning("%r: groups without id_val rows, which no validation counts: %s", str(table.path), listed)
     return domains
 
 

@@ -20,7 +20,6 @@ Readers take a release's folder or its parent. A `DataError` reports missing fil
 fields.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import DataError
-from ..domains import UNGROUPED, DataDir, file_names, take
-from .csv_tables import MAX_LISTED, below, choice, coordinates, number, parsed, read_csv, whole_number
+from ..domains import UNGROUPED, DataDir, file_names, given_folder, take
+from .csv_tables import below, choice, number, read_csv, whole_number
 from .folders import FolderDomain
 from .places import POOLED, Places, PlacesDomain, domains_of
 
@@ -42,7 +40,6 @@ HOSPITALS = tuple(f"hospital_{center}" for center in CENTERS)
 
 _OOD_VALIDATION, _OOD_TEST = 2013, 2016  # first years
 _OFFICIAL = {"train": "train", "id_val": "id_val", "id_test": "id_test", "val": "ood_val", "test": "ood_test"}
-_LOGGER = logging.getLogger(__name__)
 
 
 def read_fmow(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
@@ -81,18 +78,17 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     """Reads iWildCam with the official split by camera trap: `pooled` as one training domain, else a domain for each.
 
     The metadata are location ids. Traps that are not trained on get -1, for which MoGE uses its shared expert. As in
-    WILDS, a trap with a single training image is a domain too. A warning counts such traps.
+    WILDS, a trap with a single training image is a domain too.
     """
     root = _release_folder(data_dir, "iwildcam_v2.0", "metadata.csv")
-    table = root / "metadata.csv"
-    fields = read_csv(table, ("split", "y", "filename", "location_remapped"))
-    official = parsed(table, fields, "split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
+    table = read_csv(root / "metadata.csv", ("split", "y", "filename", "location_remapped"))
+    official = table.parsed("split", choice(*_OFFICIAL), f"one of {', '.join(_OFFICIAL)}")
     part = np.array([_OFFICIAL[name] for name in official])
-    targets = np.array(parsed(table, fields, "y", whole_number, "a class index"))
-    locations = np.array(parsed(table, fields, "location_remapped", whole_number, "a location id"))
+    targets = np.array(table.parsed("y", whole_number, "a class index"))
+    locations = np.array(table.parsed("location_remapped", whole_number, "a location id"))
     # Ids of traps that are not trained on would mean nothing to an embedding.
     trained = np.isin(locations, locations[part == "train"])
-    files = parsed(table, fields, "filename", below(root / "train"), "the name of a file below train/")
+    files = table.parsed("filename", below(root / "train"), "the name of a file below train/")
     places = Places(
         classes=_iwildcam_classes(root, int(targets.max()) + 1),
         images=file_names(files),
@@ -103,18 +99,16 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
     )
     if pooled:
         return domains_of(places)
-    _warn_of_single_images(table, locations, part)
     return domains_of(places, training=np.array([f"location_{location:03}" for location in locations]))
 
 
 def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
     """Reads Camelyon17 in DomainBed's form, one domain for each hospital."""
     root = _release_folder(data_dir, "camelyon17_v1.0", "metadata.csv")
-    table = root / "metadata.csv"
-    fields = read_csv(table, ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
-    centers = np.array(parsed(table, fields, "center", choice(*CENTERS), "a hospital, 0 to 4"))
-    targets = np.array(parsed(table, fields, "tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1"))
-    columns = [parsed(table, fields, name, number, "a number") for name in ("patient", "node", "x_coord", "y_coord")]
+    table = read_csv(root / "metadata.csv", ("patient", "node", "x_coord", "y_coord", "tumor", "center"))
+    centers = np.array(table.parsed("center", choice(*CENTERS), "a hospital, 0 to 4"))
+    targets = np.array(table.parsed("tumor", {"0": 0, "1": 1}.__getitem__, "0 or 1"))
+    columns = [table.parsed(name, number, "a number") for name in ("patient", "node", "x_coord", "y_coord")]
     pattern = "patches/patient_{0}_node_{1}/patch_patient_{0}_node_{1}_x_{2}_y_{3}.png"
     paths = file_names(os.path.join(root, pattern.format(*row)) for row in zip(*columns, strict=True))
     members = {name: np.flatnonzero(centers == center) for center, name in zip(CENTERS, HOSPITALS, strict=True)}
@@ -125,35 +119,32 @@ def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
 def _fmow_table(data_dir: DataDir, regionless: bool = True) -> Places:
     """All images of FMoW. Those outside the split have the part "none", or "seq" if sequestered."""
     root = _release_folder(data_dir, "fmow_v1.1", "rgb_metadata.csv")
-    table = root / "rgb_metadata.csv"
-    fields = read_csv(table, ("category", "split", "timestamp", "country_code", "lat", "lon"))
+    table = read_csv(root / "rgb_metadata.csv", ("category", "split", "timestamp", "country_code", "lat", "lon"))
     regions = _regions(root / "country_code_mapping.csv")
-    split = parsed(table, fields, "split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
-    years = parsed(table, fields, "timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
-    labels = parsed(table, fields, "category", str, "a category")
+    split = table.parsed("split", choice("train", "val", "test", "seq"), "one of train, val, test, seq")
+    years = table.parsed("timestamp", lambda text: int(text[:4]), "a time such as 2015-07-01T10:00:00Z")
+    labels = table.parsed("category", str, "a category")
     classes = tuple(sorted(set(labels)))
-    group = np.array([regions.get(code, UNGROUPED) for code in fields["country_code"]])
+    group = np.array([regions.get(code, UNGROUPED) for code in table["country_code"]])
     part = np.array([_fmow_part(*pair) for pair in zip(split, years, strict=True)])
     return Places(
         classes=classes,
         images=file_names(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(labels))),
         targets=np.searchsorted(classes, labels),
-        metadata=coordinates(table, fields),
+        metadata=table.coordinates(),
         part=part if regionless else np.where(group == UNGROUPED, "none", part),
         group=group,
     )
 
 
-def _regions(table: Path) -> dict[str, str]:
+def _regions(path: Path) -> dict[str, str]:
     """Maps country codes to regions. Countries without a region, such as Antarctica, are left out."""
-    fields = read_csv(table, ("alpha-3", "region"))
-    regions = [region.strip() for region in fields["region"]]
-    if not any(regions):
-        raise DataError(f"{str(table)!r}: no row has a region; give the release's table, whose regions are {REGIONS}")
-    for line, region in enumerate(regions, start=2):
-        if region not in (*REGIONS, ""):
-            raise DataError(f"{str(table)!r}: line {line} has the region {region!r}; give one of {REGIONS}")
-    return {code: region for code, region in zip(fields["alpha-3"], regions, strict=True) if region}
+    table = read_csv(path, ("alpha-3", "region"))
+    regions = {code: region.strip() for code, region in zip(table["alpha-3"], table["region"], strict=True)}
+    present = set(regions.values()) - {""}
+    if not present or present - set(REGIONS):
+        raise table.error(f"has the regions {sorted(present)}; give the release's table, whose regions are {REGIONS}")
+    return {code: region for code, region in regions.items() if region}
 
 
 def _fmow_part(split: str, year: int) -> str:
@@ -168,29 +159,13 @@ def _fmow_part(split: str, year: int) -> str:
 
 
 def _iwildcam_classes(root: Path, count: int) -> tuple[str, ...]:
-    table = root / "categories.csv"
-    fields = read_csv(table, ("y", "name"))
-    names = dict(zip(parsed(table, fields, "y", whole_number, "a class index"), fields["name"], strict=True))
+    table = read_csv(root / "categories.csv", ("y", "name"))
+    names = dict(zip(table.parsed("y", whole_number, "a class index"), table["name"], strict=True))
     if missing := [index for index in range(count) if index not in names]:
-        raise DataError(f"{str(table)!r}: names no class {missing[:5]}; give the release's categories.csv")
+        raise table.error(f"names no class {missing[:5]}; give the release's categories.csv")
     return tuple(names[index] for index in range(count))
 
 
-def _warn_of_single_images(table: Path, locations: np.ndarray, part: np.ndarray) -> None:
-    training = np.flatnonzero(part == "train")
-    _, first, counts = np.unique(locations[training], return_index=True, return_counts=True)
-    lines = sorted(training[first[counts == 1]] + 2)
-    if lines:
-        _LOGGER.warning(
-            "%r: %d locations have a single training image (lines %s), which is drawn again and again, as WILDS does; "
-            "mark these rows with another split to leave them out",
-            *(str(table), len(lines)),
-            ", ".join(map(str, lines[:MAX_LISTED])) + (", ..." if len(lines) > MAX_LISTED else ""),
-        )
-
-
 def _release_folder(data_dir: DataDir, release: str, table: str) -> Path:
-    if data_dir is None:
-        raise DataError(f"data_dir=None: give --data-dir, the folder {release} that holds {table}, or its parent")
-    root = Path(data_dir)
+    root = given_folder(data_dir, f"{table}, {release} or its parent")
     return root / release if (root / release / table).is_file() else root

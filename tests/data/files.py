@@ -1,0 +1,73 @@
+"""Little copies of data sets on disk: images, tables and IDX files, and how tests look at what was read."""
+
+import csv
+import gzip
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from timm_moe_dg.data import Benchmark, Domain, get_benchmark
+
+CLASSES = tuple(f"class_{index}" for index in range(7))
+MAGIC = {3: b"\x00\x00\x08\x03", 1: b"\x00\x00\x08\x01"}
+
+
+def write_image(path: Path, gray: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (gray, gray, gray)).save(path)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_domains(root: Path, domains: Sequence[str], classes: Sequence[str] = CLASSES, images: int = 2) -> Path:
+    for domain in domains:
+        for name in classes:
+            for index in range(images):
+                write_image(root / domain / name / f"{domain}_{index}.png")
+    return root
+
+
+def small(name: str, **changes: Any) -> Benchmark:
+    """A row that expects little copies of its data set."""
+    row = get_benchmark(name)
+    return replace(row, images=dict.fromkeys(row.domains, 14), **changes)
+
+
+def write_idx(path: Path, values: np.ndarray, zipped: bool = False) -> Path:
+    """Writes unsigned bytes, as the IDX format is described."""
+    sizes = b"".join(struct.pack(">I", size) for size in values.shape)
+    content = MAGIC[values.ndim] + sizes + values.astype(np.uint8).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    return path
+
+
+def write_release(folder: Path, train: int = 40, test: int = 13, zipped: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Writes MNIST's four files with random images; returns all images and labels, training first."""
+    random = np.random.default_rng(5)
+    images = random.integers(0, 256, (train + test, 28, 28), dtype=np.uint8)
+    labels = random.integers(0, 10, train + test, dtype=np.uint8)
+    end = ".gz" if zipped else ""
+    for part, members in (("train", slice(train)), ("t10k", slice(train, None))):
+        write_idx(folder / f"{part}-images-idx3-ubyte{end}", images[members], zipped)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{end}", labels[members], zipped)
+    return images, labels
+
+
+def gray_of(domain: Domain, index: int) -> int:
+    return domain.image(index).getchannel(0).tobytes()[0]
+
+
+def by_name(domains: Sequence[Domain]) -> dict[str, Domain]:
+    return {domain.name: domain for domain in domains}

@@ -1,0 +1,134 @@
+"""The table of benchmarks: names, published figures, and the folders that are not confused."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.data.files import write_domains
+from timm_moe_dg.algorithms.hparams import SEARCH_SPACES
+from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, benchmarks, get_benchmark, register_benchmark
+from timm_moe_dg.errors import ArgumentError, DataError
+from timm_moe_dg.results.papers import FIGURES
+
+
+def test_rows_refer_to_things_that_exist():
+    assert {"rotated_digits", "folder"} <= set(BENCHMARKS)
+    for name, row in BENCHMARKS.items():
+        assert row.name == name
+        assert row.augmentation in AUGMENTATIONS
+        assert set(SEARCH_SPACES[row.search_space]) == set(row.hparams)
+        assert row.source
+        assert row.license
+        if row.aliases:
+            assert list(row.domains) == sorted(row.domains)  # as folders are listed
+
+
+def test_evaluations_look_at_training_images_where_domainbed_has_the_data_and_in_papers_that_follow_it():
+    domainbed = {"PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet", "SVIRO", "WILDSCamelyon", "WILDSFMoW"}
+    mnist = {f"{how}{digits}" for how in ("Rotated", "Colored") for digits in ("MNIST", "FashionMNIST")}
+    followers = {"CUB_DG", "CUB_DG_paintings", "WILDSFMoW_five_regions"}
+    assert {name for name, row in BENCHMARKS.items() if row.eval_train} == domainbed | mnist | followers
+
+
+@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits", "sprites"])
+def test_a_row_without_files_has_the_domains_and_classes_that_are_read(name):
+    row = get_benchmark(name)
+    domains = row.read(None)
+    assert row.domains == tuple(domain.name for domain in domains)
+    assert {row.classes} == {domain.classes for domain in domains}
+    assert domains[0].image(0).size == (row.image_size, row.image_size)
+    assert domains[0].image(0).mode == "RGB"
+
+
+@pytest.mark.parametrize("name", ["rotated_digit", "hub:"])
+def test_an_unknown_benchmark_is_refused(name):
+    with pytest.raises(ArgumentError, match=f"dataset='{name}'"):
+        get_benchmark(name)
+
+
+@pytest.fixture
+def unregistered():
+    """A row that is taken out of the table again."""
+    row = Benchmark(name="toy", reader=lambda data_dir: [], source="none", license="CC0")
+    yield row
+    benchmarks._ROWS.pop("toy", None)
+
+
+def test_a_registered_row_is_found_and_its_name_is_taken(unregistered):
+    assert register_benchmark(unregistered) is unregistered
+    assert get_benchmark("toy") is BENCHMARKS["toy"] is unregistered
+    assert register_benchmark(unregistered) is unregistered  # a module may be imported again
+    for changes in ({"source": "another"}, {"name": "PACS"}):
+        with pytest.raises(ArgumentError, match=r"name='(toy|PACS)'"):
+            register_benchmark(replace(unregistered, **changes))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "hub:x", "a\\b"])
+def test_a_name_that_no_run_folder_can_have(unregistered, name):
+    with pytest.raises(ArgumentError, match=r"name="):
+        register_benchmark(replace(unregistered, name=name))
+    assert name not in BENCHMARKS
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "classes", "numbers"),
+    [
+        ("PACS", 9_991, 7, (3e-5, 0.0, 5001, 300, 100)),
+        ("VLCS", 10_729, 5, (3e-5, 1e-6, 5001, 300, 50)),
+        ("OfficeHome", 15_588, 65, (1e-5, 1e-6, 5001, 300, 100)),
+        ("TerraIncognita", 0, 10, (5e-5, 1e-4, 5001, 300, 100)),
+        ("DomainNet", 586_575, 345, (5e-5, 0.0, 15001, 1000, 500)),
+        ("SVIRO", 0, 7, (5e-5, 0.0, 5001, 300, 100)),
+        ("CUB_DG", 47_152, 200, (5e-5, 0.0, 5001, 300, 100)),
+        ("WILDSCamelyon", 455_954, 2, (5e-5, 0.0, 5001, 100, 100)),
+        ("WILDSFMoW", 0, 62, (5e-5, 0.0, 5001, 100, 100)),
+        ("emoji_styles", 5_682, 12, (1e-3, 0.0, 1501, 300, 100)),
+        ("RotatedMNIST", 70_000, 10, (1e-3, 0.0, 5001, 100, 100)),
+        ("ColoredFashionMNIST", 70_000, 2, (1e-3, 0.0, 5001, 100, 100)),
+    ],
+)
+def test_images_classes_and_schedules_are_those_of_the_papers(name, total, classes, numbers):
+    """GMoE's Tables 6 to 8: rate, weight decay, steps, steps between evaluations, and the same under SWAD."""
+    row = BENCHMARKS[name]
+    assert sum(row.images.values()) == total
+    assert tuple(row.images) in ((), row.domains)
+    assert row.num_classes == classes
+    rates = (row.hparams["lr"], row.hparams["weight_decay"])
+    assert (*rates, row.steps, row.checkpoint_freq, row.swad_checkpoint_freq) == numbers
+    assert row.hparams["batch_size"] == {"emoji": 16, "Rotat": 64, "Color": 64}.get(name[:5], 32)
+    assert row.swad_hparams == ({"swad_tolerance_ratio": 0.2} if name == "VLCS" else {})
+
+
+def test_the_two_cub_dgs_are_not_taken_for_one_another(tmp_path):
+    classes = tuple(f"{number:03}.Bird" for number in range(1, 201))
+    names = ("Candy", "Mosaic", "Natural", "Udnie"), ("Art", "Cartoon", "Paint", "Photo")
+    rows = ("CUB_DG", "CUB_DG_paintings")
+    for place, domains, row in zip(("a/CUB_DG", "b/CUB-DG"), names, rows, strict=True):
+        root = write_domains(tmp_path / place, domains, classes, images=1).parent
+        assert [domain.name for domain in get_benchmark(row).read(root)] == list(domains)
+        with pytest.raises(DataError, match="dataset="):
+            get_benchmark(rows[row == "CUB_DG"]).read(root)
+
+
+def test_columns_of_the_papers_figures_are_domains_of_their_benchmarks():
+    """The 40 of CUB-DG, and those of single-source training on DomainNet."""
+    seen = {"CUB_DG": 0, "DomainNet": 0}
+    for figure in FIGURES:
+        row = BENCHMARKS[figure.dataset]
+        if row.domains and figure.column != "average":
+            assert figure.column in row.domains
+            seen[figure.dataset] += 1
+    assert seen == {"CUB_DG": 40, "DomainNet": 144}
+
+
+def test_rows_of_one_data_set_read_it_in_different_ways():
+    fmow = [row for row in BENCHMARKS.values() if "fmow" in row.source]
+    assert len({row.name for row in fmow}) == len({str(row.reader) for row in fmow}) == len(fmow)
+    assert {row.name: "does not compare" in row.source for row in fmow if row.domains} == {
+        "WILDSFMoW": False,
+        "WILDSFMoW_five_regions": True,
+    }
+    # WILDS: 16 images of 2 groups a batch, and so 8 of each; 12 epochs of 129,809 images
+    cameras = BENCHMARKS["iWildCam_locations"]
+    assert (cameras.domains_per_step, cameras.hparams["batch_size"], cameras.hparams["lr"]) == (2, 8, 3e-5)
+    assert cameras.steps * 16 == pytest.approx(12 * 129_809, rel=0.01)
