@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.load_tool import TOOLS, load_tool
-from timm_moe_dg.finetuning.plan import run_names
+from timm_moe_dg.finetuning.plan import run_name
 from timm_moe_dg.protocols.options import RunOptions
 
 SIZES = {"patch_size": "8", "depth": "2", "embed_dim": "48", "num_heads": "3", "moe_layers": "(1,)"}
@@ -174,6 +174,6 @@ def with_package() -> dict[str, str]:
 
 
 def test_a_run_on_data_of_the_hub_has_a_name_without_slashes():
-    name = next(run_names(RunOptions(dataset="hub:owner/name", model="hf-hub:a/b")))
+    name = run_name(RunOptions(dataset="hub:owner/name", model="hf-hub:a/b"))
     assert name.endswith("-hub_owner_name-a_b")
     assert "/" not in name

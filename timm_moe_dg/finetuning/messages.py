@@ -22,7 +22,7 @@ from tqdm.notebook import tqdm as notebook_bar
 
 from ..algorithms.hparams import warn_late
 from ..cli.arguments import call_text, option_words
-from ..cli.text import one_line
+from ..cli.text import duration, one_line
 from ..cli.tool import OPTION, command, named_imports, program
 from ..data.bands import wavelength
 from ..data.inspection import digest
@@ -203,13 +203,28 @@ def _advise_steps(plan: RunPlan, per_epoch: float) -> list[str]:
     return [f"{advice} (rule: {MANY_EPOCHS} epochs, and at least --eval-freq + 1 steps)"]
 
 
-def step_bar(steps: range, name: str, *, hidden: bool = False) -> "tqdm[int]":
-    """Makes a bar that shows the steps that it yields. Without a terminal or notebook, it is shown once a minute."""
-    is_shown_live = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
-    interval = 0.1 if is_shown_live else LINE_EVERY
-    return tqdm(
-        steps, name, steps.stop, initial=steps.start, unit="step", disable=hidden, mininterval=interval, file=sys.stderr
-    )
+class StepBar:
+    """Shows the steps that it yields: a bar in a notebook or on a terminal, otherwise a line every minute."""
+
+    def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
+        is_live = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
+        disable = hidden or not is_live
+        self._bar = tqdm(steps, name, steps.stop, initial=steps.start, unit="step", disable=disable, file=sys.stderr)
+        self._steps, self._name, self._writes_lines = steps, name, not (hidden or is_live)
+        self._began = self._last = time.monotonic()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bar)
+
+    def show(self, step: int, loss: float) -> None:
+        """Shows the loss of a step."""
+        self._bar.set_postfix({"loss": loss}, refresh=False)
+        now = time.monotonic()
+        if self._writes_lines and now - self._last >= LINE_EVERY:
+            left = (now - self._began) / (step + 1 - self._steps.start) * (self._steps.stop - step - 1)
+            progress = f"{step + 1}/{self._steps.stop} steps, loss {loss:.4f}, {duration(left)} left"
+            sys.stderr.write(f"{self._name}: {progress}\n")
+            self._last = now
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:

@@ -1,11 +1,10 @@
 """The plan of a run: everything that is decided and checked before the model is built."""
 
-import itertools
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -77,12 +76,9 @@ class RunPlan:
         splits = [(self.domains[position], self.splits[position]) for position in self.training]
         return [np.asarray(getattr(domain, column))[getattr(split, part)] for domain, split in splits]
 
-    def named(self, experiment: str) -> "RunPlan":
-        """Returns the plan for a run of this name. Its folder is examined anew."""
-        options = replace(self.options, experiment=experiment)
-        args = {**self.folder.args, "experiment": experiment}
-        folder = open_folder(options, args)
-        return replace(self, options=options, folder=folder, record_args={**self.record_args, "experiment": experiment})
+    def reopened(self) -> "RunPlan":
+        """Returns the plan with its folder examined anew, which may have been filled since."""
+        return replace(self, folder=open_folder(self.options, self.folder.args))
 
     def identity(self, **launched: object) -> dict[str, object]:
         """Returns everything that determines the numbers of a run. A resumed run has to have the same identity.
@@ -212,7 +208,7 @@ def fill_in(
         "split_by_photograph": benchmark.split_by_photograph,
         "img_size": benchmark.image_size,
         "num_classes": classes,
-        "experiment": next((name for name in run_names(options) if not Path(options.output, name).exists()), None),
+        "experiment": run_name(options),
         "seed": seed_hash(*identity),
     }
     open_names = [name for name in FILLED_IN if vars(options)[name] is None]
@@ -223,16 +219,10 @@ def fill_in(
     return filled
 
 
-def run_names(options: RunOptions) -> Iterator[str]:
-    """Yields the names that a run may have: --experiment, or time, data set and model, without and with a number."""
-    if options.experiment is not None and "experiment" not in options.filled_in:
-        yield options.experiment
-        return
-    time = f"{datetime.now():%Y%m%d-%H%M%S}"
+def run_name(options: RunOptions) -> str:
+    """Makes the name of a run from the time, the data set and the model. Runs may start in the same second."""
     dataset = re.sub(r"[^\w.+-]+", "_", options.dataset)  # names from the Hub have a colon and a slash
-    name = options.experiment or "-".join([time, dataset, safe_model_name(options.model)])
-    yield name
-    yield from (f"{name}-{number}" for number in itertools.count(2))
+    return "-".join([f"{datetime.now():%Y%m%d-%H%M%S-%f}", dataset, safe_model_name(options.model)])
 
 
 def _check_method(options: RunOptions, method: type[Algorithm]) -> None:

@@ -18,7 +18,7 @@ from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
 from ..protocols.run_identity import canonical_json, check_unchanged, read_arguments, read_repeatable, with_defaults
 from ..storage.files import is_owned, owned
 from ..storage.run_folder import ARGUMENTS, DONE, Checkpoints, RunState
-from .plan import RunPlan, run_names
+from .plan import RunPlan
 from .processes import is_sharded
 
 AUTO = "auto"
@@ -110,38 +110,20 @@ def _obstacle(run: Path, recorded: Arguments) -> str | None:
 def lock_folder(plan: RunPlan, accelerator: Accelerator) -> Iterator[RunPlan]:
     """Holds the lock of the run folder, on the main process, until the context is left. All processes enter it.
 
-    A made-up name that was taken since gets a number in the plan that is yielded. If the main process raises an error,
-    the others exit.
+    If the main process raises an error, the others exit. A dry run writes nothing and takes no lock.
     """
-    if plan.options.dry_run:  # writes nothing
-        yield plan
-        return
     with ExitStack() as stack:
-        name: list[str | None] = [None]
+        locked = [plan.options.dry_run]
         try:
-            if accelerator.is_main_process:
-                name = [_lock_free_name(plan, stack)]
+            if accelerator.is_main_process and not plan.options.dry_run:
+                stack.enter_context(owned(plan.folder.path))
+                plan = plan.reopened()
+                locked = [True]
         finally:
-            broadcast_object_list(name)
-        if name[0] is None:
+            broadcast_object_list(locked)
+        if not locked[0]:
             raise ProcessLostError("the main process did not start the run; see its own message")
-        yield plan.named(name[0])  # examines the folder again, which may have been filled since
-
-
-def _lock_free_name(plan: RunPlan, stack: ExitStack) -> str:
-    """Locks the folder of the first name that is free, and returns that name."""
-    options = plan.options
-    for name in run_names(options):
-        try:
-            with ExitStack() as attempt:
-                attempt.enter_context(owned(Path(options.output, name)))
-                plan.named(name)
-                stack.enter_context(attempt.pop_all())
-            return name
-        except ArgumentError:  # taken
-            if "experiment" not in options.filled_in:
-                raise
-    raise AssertionError("made-up names do not end")
+        yield plan
 
 
 @dataclass(frozen=True)
