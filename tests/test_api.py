@@ -230,7 +230,7 @@ def test_help_lists_every_option_of_the_command():
         ({"freeze": "backbon"}, ArgumentError, "freeze='backbon': did you mean backbone?"),
         ({"test_domains": [0.5]}, ArgumentError, "must be a list of whole numbers or texts|texts or whole numbers"),
         ({"test_domains": "nowhere"}, ArgumentError, "no domain is called nowhere"),
-        ({"metadata_columns": []}, ArgumentError, "--metadata-columns: expected at least one argument"),
+        ({"metadata_columns": []}, ArgumentError, r"metadata_columns=\[\]: give at least one"),
         ({"model_kwargs": {"act_layer": torch.nn.GELU}}, ArgumentError, "give texts, numbers and lists of them"),
         ({"hparams": [1]}, ArgumentError, r"hparams=\[1\]: must be a mapping"),
         ({"resume": "missing"}, ArgumentError, "resume='missing': is not the folder of a run"),

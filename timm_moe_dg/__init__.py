@@ -11,16 +11,18 @@ The command `timm-moe-dg` lists the tools that train, evaluate and export models
 are three of them as functions, and `predict_part` predicts a table.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from . import algorithms, data, errors, layers, losses, metrics, models
+from . import errors, layers, losses, models
 from .layers import after_step
 from .losses import auxiliary_loss, record_routing, router_outputs
 from .models.upcycling import upcycle
 
 if TYPE_CHECKING:
+    from . import algorithms, data, metrics
     from .api import Run, evaluate, finetune, predict, predict_part, read_runs
 
 __all__ = [
@@ -46,11 +48,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # When first needed, because the options of runs take time to import
+    # When first needed, because what a model alone does not need takes time to import
+    if name in ("algorithms", "data", "metrics"):
+        return import_module(f"{__name__}.{name}")
     if name in __all__:
-        from . import api
-
-        return getattr(api, name)
+        return getattr(import_module(f"{__name__}.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

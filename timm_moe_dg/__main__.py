@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from . import __version__
 from .cli import tool
-from .errors import did_you_mean
+from .errors import MissingDependencyError, did_you_mean
 
 PROGRAM = "timm-moe-dg"
 # Command -> file below tools/, and what it does. The last three are rarer than the others.
@@ -52,14 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = str(tool.TOOLS / COMMANDS[command][0])
     sys.argv = [path, *words]
     try:
-        # As __main__, so that processes that a tool spawns import it again, and not this module
-        runpy.run_path(path, run_name="__main__")
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in tool.EXTRAS:
-            raise
-        remedy = f"pip install 'timm_moe_dg[{tool.EXTRAS[module]}]'"
-        raise SystemExit(f"{PROGRAM} {command} needs {module}, which is not installed: {remedy}") from error
+        with tool.needs_train(f"{PROGRAM} {command}"):
+            # As __main__, so that processes that a tool spawns import it again, and not this module
+            runpy.run_path(path, run_name="__main__")
+    except MissingDependencyError as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":

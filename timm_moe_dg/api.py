@@ -9,7 +9,6 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +16,17 @@ import torch
 from torch import nn
 
 from .cli.arguments import (
+    IMPORTS,
     TrainedModelOptions,
     call_text,
+    checked,
     declared,
     describe_keywords,
-    from_parsed,
-    keyword_words,
-    parse_arguments,
     refuse_autocast,
 )
-from .cli.tool import EXTRAS, ToolParser, import_modules, named_imports
+from .cli.tool import OPTION, import_modules, needs_train
 from .cli.values import holds_network, run_folder
-from .errors import ArgumentError, MissingDependencyError, MoeDgError, OptionError
+from .errors import ArgumentError, MoeDgError, OptionError
 from .networks.trained import load_trained
 from .protocols.options import RunOptions, run_parser
 from .protocols.records import Record, read_records
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _logger = logging.getLogger(__name__)
+_FEATURE = "training from Python"
 
 
 class Run:
@@ -80,14 +79,14 @@ class Run:
         (accuracies on both splits), out_loss, step_time in seconds, and the mean losses of the steps since the last
         evaluation.
         """
-        with _extra():
+        with needs_train(_FEATURE):
             from pandas import DataFrame
         records = read_records(self.path / RESULTS, unfinished=not self.is_finished)
         return DataFrame([row for record in records for row in _record_rows(record)])
 
     def model(self) -> nn.Module:
         """Loads the best network so far, as `timm.create_model` does, in evaluation mode."""
-        with _extra():
+        with needs_train(_FEATURE):
             from .finetuning.processes import random_numbers_kept
         with random_numbers_kept():  # those of the first weights
             return load_trained(f"local-dir:{self.path / 'best'}")
@@ -116,16 +115,18 @@ def finetune(**options: Any) -> Run | None:
     >>> run.records[run.records.role == "test"].domain.unique().tolist()
     ['rot_75']
     """
-    with _extra():
+    with needs_train(_FEATURE):
         from .finetuning.loop import finetune as run_loop
         from .finetuning.messages import RunLog
         from .finetuning.resume import nothing_to_do, parse_resumable
-    words = keyword_words("finetune", RunOptions, options)
-    import_modules(named_imports(words))
-    filled = parse_resumable(_raising(run_parser()), words)
+    values, modules = _checked_options("finetune", RunOptions, options)
+    parser = run_parser()
+    parser.raises = True
+    filled = parse_resumable(parser, (), values)
     if text := nothing_to_do(filled):
         _logger.warning(text)
         return Run(Path(filled.output, filled.experiment or ""))
+    words = [f"{OPTION}={module}" for module in modules]
     with _frames_released(), RunLog(words, call_text("finetune", options)) as log:
         path = run_loop(filled, log)
     if filled.dry_run:
@@ -154,16 +155,15 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
     >>> scores.set_index("domain").images[:2].to_dict()
     {'rot_0': 300, 'rot_15': 300}
     """
-    with _extra():
+    with needs_train(_FEATURE):
         from pandas import DataFrame
 
         from .analysis.evaluation_files import domain_rows
-        from .inference.evaluate import EvaluateOptions, evaluate_parser
+        from .inference.evaluate import EvaluateOptions
         from .inference.evaluate import evaluate as run_evaluation
-    words, network = _model_words("evaluate", EvaluateOptions, run_or_model, options)
-    parsed = parse_arguments(_raising(evaluate_parser()), words)
+    values, network = _model_options("evaluate", EvaluateOptions, run_or_model, options)
     with _frames_released():
-        evaluation = run_evaluation(replace(from_parsed(EvaluateOptions, vars(parsed)), network=network))
+        evaluation = run_evaluation(EvaluateOptions(**values, network=network))
     columns, *rows = domain_rows(evaluation.scores)
     return DataFrame(rows, columns=columns)
 
@@ -191,19 +191,17 @@ def predict(
     >>> timm_moe_dg.predict(network, "image.png", workers=0).columns.tolist()
     ['path', 'class', 'probability', 'status']
     """
-    with _extra():
+    with needs_train(_FEATURE):
         from pandas import DataFrame
 
         from .finetuning.processes import random_numbers_kept
-        from .inference.predict import PredictOptions, column_names, predict_parser, predict_parts
+        from .inference.predict import PredictOptions, column_names, predict_parts
         from .inference.predict import predict as run_prediction
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
     if not sources or not all(isinstance(source, str | os.PathLike) for source in sources):
         raise ArgumentError.of("images", images, "give files, folders or patterns, as a text, a path or a list of them")
-    words, network = _model_words("predict", PredictOptions, run_or_model, options)
-    parsed = parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])
-    filled = from_parsed(PredictOptions, vars(parsed), images=[os.fspath(source) for source in sources])
-    filled = replace(filled, network=network)
+    values, network = _model_options("predict", PredictOptions, run_or_model, options)
+    filled = PredictOptions(**values, images=[os.fspath(source) for source in sources], network=network)
     refuse_autocast()
     with random_numbers_kept():
         if filled.folder is not None:
@@ -235,19 +233,17 @@ def predict_part(
     >>> table.columns.tolist()
     ['path', 'lon', 'lat', 'class', 'probability', 'status']
     """
-    with _extra():
+    with needs_train(_FEATURE):
         from pandas import DataFrame
 
         from .data.readers.csv_tables import text_table
         from .finetuning.processes import random_numbers_kept
         from .inference.image_rows import rows_of
-        from .inference.predict import predict_parser
         from .inference.predictor import PartOptions, Predictor
-    words, network = _model_words("predict_part", PartOptions, run_or_model, options)
-    filled = from_parsed(PartOptions, vars(parse_arguments(_raising(predict_parser()), [*words, "IMAGES"])))
+    values, network = _model_options("predict_part", PartOptions, run_or_model, options)
     refuse_autocast()
     with random_numbers_kept():
-        predictor = Predictor(filled, network)
+        predictor = Predictor(PartOptions(**values), network)
         names = [name for name in ("path", *predictor.names.all) if name in rows]
         table = text_table(Path("rows"), {name: rows[name] for name in names})
         table.require(["path"], "name the images there")
@@ -265,16 +261,24 @@ def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
     Traceback (most recent call last):
     timm_moe_dg.errors.RecordError: ...
     """
-    with _extra():
+    with needs_train(_FEATURE):
         from .results.runs import read_runs as read
     _check_path("folder", folder)
     return read(folder)
 
 
-def _model_words(
+def _checked_options(function: str, table: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns checked options by name and the names of the user's modules, which are imported."""
+    values = checked(function, table, options)
+    modules = values.pop(IMPORTS, [])
+    import_modules(modules)
+    return values, modules
+
+
+def _model_options(
     function: str, table: Any, run_or_model: object, options: Mapping[str, Any]
-) -> tuple[list[str], nn.Module | None]:
-    """Returns the words of a command line, and the network if one was given in place of a name."""
+) -> tuple[dict[str, Any], nn.Module | None]:
+    """Returns checked options by name, and the network if one was given in place of a name."""
     if "model" in options:
         raise OptionError.of("model", options["model"], "the first argument is the model; leave this one out")
     if isinstance(run_or_model, nn.Module):
@@ -292,9 +296,7 @@ def _model_words(
     else:
         remedy = "give a run, its folder, the name of a model, or a network"
         raise ArgumentError.of("run_or_model", run_or_model, remedy)
-    words = keyword_words(function, table, {**options, "model": name})
-    import_modules(named_imports(words))
-    return words, network
+    return _checked_options(function, table, {**options, "model": name})[0], network
 
 
 def _check_path(name: str, value: object) -> None:
@@ -331,11 +333,6 @@ def _record_rows(record: Record) -> Iterator[dict[str, object]]:
         }
 
 
-def _raising(parser: ToolParser) -> ToolParser:
-    parser.raises = True
-    return parser
-
-
 @contextmanager
 def _frames_released() -> Iterator[None]:
     """Lets an error release the network and the loaders' workers, although a notebook keeps its traceback."""
@@ -344,18 +341,6 @@ def _frames_released() -> Iterator[None]:
     except MoeDgError as error:
         traceback.clear_frames(error.__traceback__)
         raise
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    """Names the extra that installs a module which is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            raise
-        raise MissingDependencyError.of("training from Python", module, EXTRAS[module]) from error
 
 
 describe_keywords(finetune, RunOptions)

@@ -39,7 +39,7 @@ from timm_moe_dg.analysis.cost import (
     ratios,
     seconds_of,
 )
-from timm_moe_dg.cli.arguments import add_device_option, parse_words
+from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
 from timm_moe_dg.errors import ArgumentError
@@ -192,7 +192,7 @@ def cells(row: Row, mixture: Row) -> list[str]:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Measures models, prints a table in Markdown, and writes its figures."""
-    args = parse_words(build_parser(), argv)
+    args = build_parser().parse_args(argv)
     check_idle(args.device)
     torch.set_num_threads(args.cpu_threads)
     check_models(args)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
-from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
@@ -92,7 +91,7 @@ def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[
 def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
     parser = build_parser()
-    args = parse_words(parser, argv)
+    args = parser.parse_args(argv)
     if args.compare and args.format in DATA_FORMATS:
         raise ArgumentError.of("format", args.format, f"--compare has {', '.join(FORMATS)}; choose one of them")
     if args.compare and args.relative_to:

@@ -18,7 +18,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.text import code, one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number
@@ -126,7 +125,7 @@ def describe(folder: Path, args: argparse.Namespace, kind: str = "") -> str:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Prepares the folder, and sends it unless this is a dry run."""
-    args = parse_words(build_parser(), argv)
+    args = build_parser().parse_args(argv)
     check_arguments(args)
     folder = prepare(args)
     print(describe(folder, args))

@@ -25,7 +25,7 @@ from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
 from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
-from timm_moe_dg.cli.arguments import add_device_option, parse_words
+from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive, positive_int, run_folder
@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> None:
     words = list(argv)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         words = [EVERYTHING, *words]
-    options = parse_words(build_parser(), words)
+    options = build_parser().parse_args(words)
     if options.command == "data":
         data(options)
         return

@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from style_transfer import StyleTransferNetwork, find_weights, load_style
 
-from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.tool import tool
 from timm_moe_dg.cli.values import usable_device
 from timm_moe_dg.data.readers.images import as_picture, read_pixels
@@ -166,7 +165,7 @@ def make_all(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     torch.backends.cudnn.deterministic = True  # an image that is made again is the same
-    make_all(parse_words(build_parser(), argv))
+    make_all(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

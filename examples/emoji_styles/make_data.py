@@ -20,7 +20,6 @@ from typing import Any
 
 from PIL import Image
 
-from timm_moe_dg.cli.arguments import parse_words
 from timm_moe_dg.cli.tool import tool
 from timm_moe_dg.cli.values import positive_int
 from timm_moe_dg.errors import ArgumentError, DataError, MissingDependencyError, StorageError, check_regular_file
@@ -180,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     unpacked, default = "folder of the unpacked npm packages (default: %(default)s)", Path("packages/node_modules")
     add("--packages", metavar="DIR", type=Path, default=default, help=unpacked)
     add("--size", metavar="N", type=positive_int, default=48, help="side of an image in pixels (default: %(default)s)")
-    args = parse_words(parser, argv)
+    args = parser.parse_args(argv)
     write(args.folder, args.packages, args.size)
     for style in PACKAGES:
         print(f"{style}: {len([*args.folder.glob(f'{style}/*/*.png')])} images")

@@ -75,11 +75,11 @@ def test_a_missing_extra_is_one_line_with_the_install_line(as_command, monkeypat
 def test_modules_of_extras_are_those_that_pyproject_lists():
     packages = {name.partition(">")[0] for name in SETTINGS["optional-dependencies"]["train"]}
     distributions = importlib.metadata.packages_distributions()
-    assert {distributions[module][0] for module in tool.EXTRAS} == packages
+    assert {distributions[module][0] for module in tool.TRAIN} == packages
     # What tools import at their start is a dependency, or among these
     names = {alias.name for path in TOOLS.glob("*.py") for alias in imports(path)} - sys.stdlib_module_names
     core = {"PIL" if name == "pillow" else name for name in map(requirement, SETTINGS["dependencies"])}
-    assert names <= {*core, *tool.EXTRAS, "timm_moe_dg"}
+    assert names <= {*core, *tool.TRAIN, "timm_moe_dg"}
 
 
 def imports(path: Path) -> list[ast.alias]:

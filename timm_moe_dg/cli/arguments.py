@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Flag
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,9 +17,10 @@ import torch
 import yaml
 
 from ..errors import ArgumentError, OptionError, check_regular_file, did_you_mean
-from .tool import OPTION, ToolParser, nearest_recipe, recipe_file
+from .tool import ToolParser, nearest_recipe, recipe_file
 from .values import (
     WHOLE_NUMBERS,
+    Kind,
     described,
     fits,
     json_object,
@@ -27,6 +29,7 @@ from .values import (
     model_source,
     non_negative_int,
     option_kind,
+    position_or_name,
     positive_int,
     usable_device,
 )
@@ -38,14 +41,9 @@ Options = Mapping[str, Any]  # values by option name, as parsed or as read from 
 Declared = TypeVar("Declared", bound="DataclassInstance")
 PLAN_ENTRIES = ("datasets", "models", "algorithms", "protocols", "trial_seeds", "options")  # of sweep alone
 RECIPE_ENTRIES = ("model", "dataset", "algorithm", "pretrained")
-IMPORTS, CONFIG = "imports", "config"
+IMPORTS = "imports"
 _DECLARATION = "declaration"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
-
-
-def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line, without the program's name. Option names may have hyphens or underscores."""
-    return parser.parse_args([_hyphenated(word) for word in argv])
 
 
 def read_yaml(path: str, argument: str) -> Options:
@@ -70,35 +68,37 @@ def read_yaml(path: str, argument: str) -> Options:
 
 
 def parse_arguments(
-    parser: ToolParser, argv: Sequence[str], saved: Path | None = None, read: Callable[[str, str], Options] = read_yaml
+    parser: ToolParser,
+    argv: Sequence[str],
+    saved: Path | None = None,
+    read: Callable[[str, str], Options] = read_yaml,
+    keywords: Options = MappingProxyType({}),
 ) -> argparse.Namespace:
     """Parses a command line, the YAML file that its `--config` names, and the args.yaml of a run to resume.
 
-    The command line wins over the file of `--config`, and this one over the saved args.yaml.
+    The command line wins over the file of `--config`, and this one over the saved args.yaml. Keywords of a Python call
+    take the place of a command line. They are those that `checked` returns.
 
     Raises:
         ArgumentError: A file is missing, is not a table, or has an entry that is not an option.
     """
-    argv = [_hyphenated(word) for word in argv]
     # A parser of --config alone, because the options in that file may be required ones
     finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("-c", "--config")
+    finder.add_argument("-c", "--config", default=keywords.get("config"))
     files = {"resume": saved, "config": finder.parse_known_args(argv)[0].config}
     tables = {name: read(str(path), name) for name, path in files.items() if path is not None}
     for name, table in tables.items():
         for key, value in table.items():
             if key == "config" and value is not None:
-                raise ArgumentError.of(
-                    name, str(files[name]), f"names a file itself, {value!r}; write its options here"
-                )
+                remedy = f"names a file itself, {value!r}; write its options here"
+                raise ArgumentError.of(name, str(files[name]), remedy)
             if (word := _option_name(key)) not in parser._option_string_actions:
                 remedy = _other_kind(parser, str(key)) or parser.suggestion(word)
                 raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
     # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
-    words = [word for table in tables.values() for entry in table.items() for word in joined(option_words(*entry))]
-    args, unknown = parser.parse_known_args([*words, *argv])
-    if unknown:
-        parser.refuse(unknown)
+    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
+    args = parser.parse_args([*words, *argv])
+    vars(args).update(keywords)
     return args
 
 
@@ -126,18 +126,13 @@ def option_words(name: str, value: object) -> list[str]:
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
 
 
-def joined(words: list[str]) -> list[str]:
+def _joined(words: list[str]) -> list[str]:
     """Writes --name value as --name=value, so that no value is taken for an option or a positional argument."""
     return ["=".join(words)] if len(words) == 2 else words
 
 
 def _option_name(name: object) -> str:
     return "--" + str(name).replace("_", "-")
-
-
-def _hyphenated(word: str) -> str:
-    name, separator, value = word.partition("=")  # underscores in the value stay
-    return name.replace("_", "-") + separator + value if name.startswith("--") else word
 
 
 @dataclass(frozen=True)
@@ -153,6 +148,10 @@ class Declaration:
     def long_names(self) -> list[str]:
         """Returns the further spellings as names of table entries, such as test_envs."""
         return [name.removeprefix("--").replace("-", "_") for name in self.spellings if name.startswith("--")]
+
+
+_IMPORTS_HELP = "names of modules to import first, with routers, methods, data sets or losses of your own"
+_IMPORTS = Declaration((), None, _IMPORTS_HELP, {})
 
 
 def option(
@@ -209,9 +208,13 @@ def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
     number = {"metavar": "N" if declaration.keywords.get("type") in WHOLE_NUMBERS else "X"}
     number = number if "type" in declaration.keywords else {}
     boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
-    default = item.default_factory() if callable(item.default_factory) else item.default
+    default = _default(item)
     given = {"required": True} if default is MISSING else {"default": default}
     return {"help": declaration.help, **given, **number, **boolean, **declaration.keywords}
+
+
+def _default(item: "Field[Any]") -> Any:
+    return item.default_factory() if callable(item.default_factory) else item.default
 
 
 def available_cpus() -> int:
@@ -252,8 +255,7 @@ class LoaderOptions:
 
 def model_keywords(options: Any) -> dict[str, Any]:
     """Returns the keyword arguments of `load_trained` from `TrainedModelOptions`, as a dataclass or as parsed."""
-    names = ("pretrained", "initial_checkpoint", "img_size", "coverage_radius", "expert_mode")
-    return {**{name: getattr(options, name) for name in names}, "model_kwargs": dict(options.model_kwargs)}
+    return {name: getattr(options, name) for name in declared(TrainedModelOptions) if name != "model"}
 
 
 def default_device() -> str:
@@ -274,48 +276,63 @@ def add_device_option(add: Callable[..., Any]) -> None:
     add("--device", type=usable_device, default=default_device(), metavar="NAME", help=words)
 
 
-def keyword_words(function: str, table: "type[DataclassInstance]", keywords: Mapping[str, Any]) -> list[str]:
-    """Writes keyword arguments as words of a command line. None stands for the default.
+def checked(function: str, table: "type[DataclassInstance]", keywords: Options) -> dict[str, Any]:
+    """Checks the keyword arguments of a Python call as argparse checks words, and returns them by field name.
 
-    Args:
-        function: Name of the called function, for messages.
-        table: Dataclass that declares the options.
-        keywords: Options by name, and `imports`, names of modules.
+    `imports`, names of modules, is among them. A None that stands for the default is left out.
 
     Raises:
         OptionError: There is no option of this name.
         ArgumentError: A value is of the wrong type or out of range.
     """
-    declarations, words = declared(table), []
-    kinds = {item.name: option_kind(item.type) for item in fields(table)}
-    defaults = {CONFIG: None, **{item.name: item.default for item in fields(table)}}
+    declarations = {**declared(table), IMPORTS: _IMPORTS}
+    kinds = {item.name: option_kind(item.type) for item in fields(table)} | {IMPORTS: [str]}
+    defaults = {item.name: item.default for item in fields(table)}
     others = {other: name for name, declaration in declarations.items() for other in declaration.long_names()}
+    values = {}
     for given, value in keywords.items():
         name = others.get(given, given)
-        if name == IMPORTS:
-            modules = [value] if isinstance(value, str) else plain_value(value)
-            if not fits(modules, [str]):
-                raise ArgumentError.of(name, value, "must be a list of texts, the names of modules")
-            words += [f"{OPTION}={module}" for module in modules]
-            continue
-        if name not in declarations and name != CONFIG:
-            nearest = did_you_mean(name, [*declarations, *others, IMPORTS])
-            remedy = nearest or f"help(timm_moe_dg.{function}) lists the options"
+        if name not in declarations:
+            remedy = did_you_mean(name, [*declarations, *others]) or f"help(timm_moe_dg.{function}) lists the options"
             raise OptionError.of(name, value, f"{function} has no such option; {remedy}")
-        if value is None and defaults[name] is None:
-            continue
-        plain, kind = plain_value(value), kinds.get(name, str)
-        if isinstance(kind, list) and not isinstance(plain, list):
-            plain = [plain]
-        if not fits(plain, kind):
-            raise ArgumentError.of(given, value, f"must be {described(kind)}")
-        if name in declarations:
-            _check_values(given, plain, declarations[name].keywords)
-        words += joined(option_words(name, plain))
-    return words
+        if value is not None or defaults.get(name) is not None:
+            values[name] = _checked_value(given, value, kinds[name], declarations[name].keywords)
+    return values
 
 
-def plain_value(value: object) -> Any:
+def _checked_value(name: str, value: object, kind: Kind, keywords: Options) -> Any:
+    """Checks type, choices and range of a value, and reads texts as argparse does."""
+    plain, read, is_list = _plain(value), keywords.get("type"), isinstance(kind, list)
+    if is_list and not isinstance(plain, list):
+        plain = [plain]
+    if not fits(plain, kind):
+        raise ArgumentError.of(name, value, f"must be {described(kind)}")
+    if isinstance(plain, dict):
+        for key, item in plain.items():
+            if not isinstance(key, str) or not _is_literal(item):
+                raise ArgumentError.of(name, {key: item}, "give texts, numbers and lists of them by name")
+        return json_object(json.dumps(plain)) if read is json_object else plain
+    if plain == [] and read is position_or_name:
+        plain = ["none"]  # as words name no domain
+    if plain == [] and keywords.get("nargs") == "+":
+        raise ArgumentError.of(name, value, "give at least one, or leave it out")
+    items = [_checked_item(name, item, keywords) for item in (plain if is_list else [plain])]
+    return items if is_list else items[0]
+
+
+def _checked_item(name: str, item: Any, keywords: Options) -> Any:
+    read, choices = keywords.get("type"), keywords.get("choices")
+    if choices and item not in choices:
+        raise ArgumentError.of(name, item, did_you_mean(str(item), choices) or f"choose from {', '.join(choices)}")
+    if read is None or (read is position_or_name and isinstance(item, int)):
+        return item
+    try:
+        return read(str(item))
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        raise ArgumentError.of(name, item, str(error).removeprefix(f"{str(item)!r} ")) from None
+
+
+def _plain(value: object) -> Any:
     """Turns paths into texts, sequences and arrays into lists, and numpy's numbers into Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -325,9 +342,16 @@ def plain_value(value: object) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         # Model arguments tell tuples from lists
-        plain = {key: plain_value(item) for key, item in value.items()}
+        plain = {key: _plain(item) for key, item in value.items()}
         return {key: tuple(item) if isinstance(value[key], tuple) else item for key, item in plain.items()}
-    return [plain_value(item) for item in value] if isinstance(value, list | tuple | range) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple | range) else value
+
+
+def _is_literal(value: object) -> bool:
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError):
+        return False
 
 
 def call_text(function: str, keywords: Mapping[str, object]) -> str:
@@ -341,41 +365,13 @@ def describe_keywords(
     """Gives a function that takes `**options` the signature and the docstring of the options that a table declares."""
     signature = inspect.signature(function)
     parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
+    rows = [(item.name, _default(item), item.type, declared(table).get(item.name)) for item in fields(table)]
     lines = []
-    for item in (item for item in fields(table) if item.name in declared(table) and item.name not in set(skip)):
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        empty = inspect.Parameter.empty
-        given = {"default": empty if default is MISSING else default, "annotation": item.type}
-        parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, **given))
-        lines.append(f"    {item.name}: {declared(table)[item.name].help % {'default': default}}")
-    words = "Names of modules to import first, with routers, methods, data sets or losses of your own."
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters.append(inspect.Parameter(IMPORTS, kind, default=(), annotation=Sequence[str]))
-    lines.append(f"    {IMPORTS}: {words}")
+    for name, default, hint, declaration in [*rows, (IMPORTS, (), Sequence[str], _IMPORTS)]:
+        if declaration is None or name in skip:
+            continue
+        given = {"default": inspect.Parameter.empty if default is MISSING else default, "annotation": hint}
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
+        lines.append(f"    {name}: {declaration.help % {'default': default}}")
     vars(function)["__signature__"] = signature.replace(parameters=parameters)
     function.__doc__ = f"{inspect.getdoc(function)}\n\nKeyword Args:\n" + "\n".join(lines) + "\n"
-
-
-def _check_values(name: str, value: Any, keywords: Mapping[str, Any]) -> None:
-    """Checks choices and ranges as argparse does, and that a table can be written as text."""
-    read, choices = keywords.get("type"), keywords.get("choices")
-    if read in (key_value, json_object):
-        for key, item in value.items():
-            if not isinstance(key, str) or not _is_literal(item):
-                raise ArgumentError.of(name, {key: item}, "give texts, numbers and lists of them by name")
-        return
-    for item in value if isinstance(value, list) else [value]:
-        if choices and item not in choices:
-            question = did_you_mean(str(item), choices)
-            raise ArgumentError.of(name, item, question or f"choose from {', '.join(choices)}")
-        try:
-            _ = read(str(item)) if read else item
-        except (argparse.ArgumentTypeError, ValueError) as error:
-            raise ArgumentError.of(name, item, str(error).removeprefix(f"{str(item)!r} ")) from None
-
-
-def _is_literal(value: object) -> bool:
-    try:
-        return ast.literal_eval(repr(value)) == value
-    except (ValueError, SyntaxError):
-        return False

@@ -5,23 +5,22 @@ import io
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ArgumentError, MoeDgError, RunInterruptedError, did_you_mean
+from ..errors import ArgumentError, MissingDependencyError, MoeDgError, RunInterruptedError, did_you_mean
 from .text import one_line
 
 _PACKAGE = Path(__file__).parent.parent
 _IN_CLONE = not (_PACKAGE / "tools").is_dir()
 TOOLS = (_PACKAGE.parent if _IN_CLONE else _PACKAGE) / "tools"
 RECIPES = TOOLS / "recipes"
-# Modules that tools import at their start, and that come with an extra
-_TRAIN = ("accelerate", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib")
-EXTRAS = dict.fromkeys(_TRAIN, "train")
+# Modules that tools import at their start, and that come with the extra train
+TRAIN = ("accelerate", "sklearn", "scipy", "pandas", "tabulate", "tqdm", "matplotlib")
 started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
 OPTION = "--import"
 BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
@@ -76,22 +75,21 @@ def import_modules(names: Iterable[str]) -> None:
 
 def named_imports(words: Sequence[str]) -> list[str]:
     """Returns the modules that a command line names, before a word `--`."""
-    words = list(words[: words.index("--")]) if "--" in words else list(words)
-    pairs = zip(words, [*words[1:], ""], strict=False)
-    return [
-        value if word == OPTION else word.partition("=")[2]
-        for word, value in pairs
-        if (word == OPTION and value) or word.startswith(f"{OPTION}=")
-    ]
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(OPTION, action="append", dest="imports", default=[])
+    return list(finder.parse_known_args(words)[0].imports)
 
 
-class ImportAction(argparse.Action):
-    """Imports a module and keeps its name, at once: the file of options that names it may need it."""
-
-    def __call__(self, _: object, namespace: argparse.Namespace, value: object, __: object = None) -> None:
-        """Takes the option's value, as argparse calls it."""
-        import_modules([str(value)])
-        namespace.imports = [*getattr(namespace, "imports", ()), str(value)]
+@contextmanager
+def needs_train(feature: str) -> Iterator[None]:
+    """Names the extra if a module of the extra `train` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in TRAIN:
+            raise
+        raise MissingDependencyError.of(feature, module, "train") from error
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -110,7 +108,7 @@ class ToolParser(argparse.ArgumentParser):
         hidden: Any = argparse.SUPPRESS
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
         words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
-        self.add_argument(OPTION, action=ImportAction, dest="imports", default=hidden, metavar="MODULE", help=words)
+        self.add_argument(OPTION, action=_Import, dest="imports", default=hidden, metavar="MODULE", help=words)
 
     def format_help(self) -> str:
         """Returns the text of `--help`."""
@@ -126,8 +124,12 @@ class ToolParser(argparse.ArgumentParser):
                 action.help = text
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses a command line; the first unknown option ends the process, with the nearest option."""
-        parsed, unknown = self.parse_known_args(args, namespace)
+        """Parses a command line; the first unknown option ends the process, with the nearest option.
+
+        Option names may have hyphens or underscores.
+        """
+        words = [_hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
+        parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
             self.refuse(unknown)
         return parsed
@@ -154,6 +156,19 @@ class ToolParser(argparse.ArgumentParser):
         if self.raises:
             raise ArgumentError(message)
         self.exit(2, f"{one_line(f'{self.prog}: error: {message}')} (see {self.prog} --help)\n")
+
+
+def _hyphenated(word: str) -> str:
+    name, separator, value = word.partition("=")  # underscores in the value stay
+    return name.replace("_", "-") + separator + value if name.startswith("--") else word
+
+
+class _Import(argparse.Action):
+    """Imports a module and keeps its name."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, value: object, __: object = None) -> None:
+        import_modules([str(value)])
+        namespace.imports = [*getattr(namespace, "imports", ()), str(value)]
 
 
 class _HelpAll(argparse.Action):
@@ -219,35 +234,24 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
         # File names may hold bytes that are not UTF-8, and printing them would raise an error
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-        words = sys.argv[1:] if argv is None else argv
         try:
-            import_modules(named_imports(words))  # before the parser, whose choices are registered names
-            main(words)
+            main(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
-        except RunInterruptedError as end:  # its message was shown by the run
-            if argv is None:
-                end_at_once(end.exit_code)
-            raise SystemExit(end.exit_code) from None
-        except MoeDgError as error:
-            raise SystemExit(_shorten(f"{name}: {explain(error)}")) from error
         except BrokenPipeError:
             # Python flushes stdout at exit, which would fail a second time
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
-        except OSError as error:  # of a path that no check has seen, such as one that is too long
-            if error.filename is None or error.errno is None:  # a network error, whose file may be a URL, or a bug
-                raise
-            raise SystemExit(_shorten(f"{name}: {error}; check the path, its permissions and the disk")) from error
-        except RuntimeError as error:
-            # torch's for GPUs, by name, since `--help` does not import torch; that for a CPU has no class of its own
-            if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
-                raise
-            raise SystemExit(_shorten(f"{name}: memory is full; give a smaller --batch-size ({error})")) from error
         except KeyboardInterrupt as interrupt:
-            sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
+            if not isinstance(interrupt, RunInterruptedError):  # whose message was shown by the run
+                sys.stderr.write(f"{name}: {str(interrupt) or 'interrupted'}\n")
+            status = getattr(interrupt, "exit_code", CTRL_C)
             if argv is None:
-                end_at_once(CTRL_C)
-            raise SystemExit(CTRL_C) from None
+                end_at_once(status)
+            raise SystemExit(status) from None
+        except (MoeDgError, OSError, RuntimeError) as error:
+            if (message := explain(error)) is None:
+                raise
+            raise SystemExit(_shorten(f"{name}: {message}")) from error
         except SystemExit as end:
             if argv is None and end.code in (CTRL_C, TERMINATED):
                 end_at_once(end.code)
@@ -266,12 +270,19 @@ def end_at_once(status: int) -> None:
     os._exit(status)
 
 
-def explain(error: MoeDgError) -> str:
-    """Returns the name and message of an error, without the traceback that a loader's worker adds."""
+def explain(error: Exception) -> str | None:
+    """Describes an error that the user can mend, or returns None for a bug, which needs its traceback."""
     text = str(error)
-    if "Original Traceback" in text:
-        text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
-    return f"{type(error).__name__}: {text}"
+    if isinstance(error, MoeDgError):
+        if "Original Traceback" in text:  # which a loader's worker adds
+            text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]
+        return f"{type(error).__name__}: {text}"
+    if isinstance(error, OSError):  # of a path that no check has seen, such as one that is too long
+        is_of_a_path = error.filename is not None and error.errno is not None  # a network error may name a URL
+        return f"{text}; check the path, its permissions and the disk" if is_of_a_path else None
+    # The error for a CPU has no class of its own
+    is_memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+    return f"memory is full; give a smaller --batch-size ({text})" if is_memory else None
 
 
 def _shorten(text: str) -> str:

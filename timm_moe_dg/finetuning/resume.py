@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -25,13 +26,14 @@ AUTO = "auto"
 _UNREPORTED = NO_EFFECT_ON_RESULTS - {"epochs"}
 
 
-def parse_resumable(parser: ToolParser, argv: Sequence[str]) -> RunOptions:
-    """Parses a command line. With `--resume`, options that are not given are those of the run to resume."""
-    args = parse_arguments(parser, argv, read=read_repeatable)
+def parse_resumable(parser: ToolParser, argv: Sequence[str], keywords: Arguments | None = None) -> RunOptions:
+    """Parses a command line, or takes keywords. With `resume`, other options are those of the run to resume."""
+    parse = partial(parse_arguments, parser, argv, read=read_repeatable, keywords=keywords or {})
+    args = parse()
     run = None if args.resume is None else run_to_resume(args.resume, Path(args.output), args.experiment)
     if run is not None:
         given = args.algorithm
-        args = parse_arguments(parser, argv, run / ARGUMENTS, read=read_repeatable)
+        args = parse(saved=run / ARGUMENTS)
         # Importing a module runs it, and a run folder may come from anybody
         if ":" in args.algorithm and args.algorithm != given:
             remedy = f"{run / ARGUMENTS} names code; if you trust it, add --algorithm {shlex.quote(args.algorithm)}"

@@ -95,7 +95,7 @@ def build_network(
         with hub_or_cache() if from_hub else nullcontext():
             # Also names a damaged field, where timm would fail far from the file
             own_bands = saved_config(name).get("bands")
-            saved_bands = _bands_beside(initial_checkpoint) if overlay else own_bands
+            saved_bands = saved_config(name, initial_checkpoint).get("bands")
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
             # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
             keeps_classifier = loads or num_classes is None
@@ -169,12 +169,6 @@ def default_drop_path(name: str) -> float:
     source, architecture = parse_model_name(name)
     is_resnet = source is None and is_model_in_modules(split_model_name_tag(architecture)[0], _WITHOUT_DROP_PATH)
     return 0.0 if is_resnet else DROP_PATH
-
-
-def _bands_beside(checkpoint: str | os.PathLike[str] | None) -> Sequence[str] | None:
-    """The bands in the config.json beside a file of weights, as `save_network` writes both."""
-    path = Path(checkpoint or "").with_name(CONFIG) if checkpoint else None
-    return read_config(path).get("bands") if path and path.is_file() else None
 
 
 def data_config(
@@ -285,19 +279,23 @@ def read_config(path: Path) -> Config:
     return {"pretrained_cfg": {}, **config}
 
 
-def saved_config(name: str) -> Config:
-    """Reads the config.json of a `local-dir:` or `hf-hub:` source. Any other model has an empty one."""
+def saved_config(name: str, checkpoint: str | os.PathLike[str] | None = None) -> Config:
+    """Reads the config.json beside a file of weights, else of a `local-dir:` or `hf-hub:` source; others have none."""
+    if checkpoint:
+        beside = Path(checkpoint).with_name(CONFIG)
+        return read_config(beside) if beside.is_file() else {}
     source, location = parse_model_name(name)
-    if source == "local-dir":
-        refuse_ensemble(Path(location))
-        for path in Path(location).iterdir() if Path(location).is_dir() else ():
-            if path.suffix in (".safetensors", ".bin") and not path.is_file():
-                raise _damaged(path, "is not a regular file")
-        return read_config(Path(location, CONFIG))
     if source is None:
         return {}
-    with hub_or_cache():
-        return read_config(Path(download_from_hf(location, CONFIG)))
+    if source == "hf-hub":
+        with hub_or_cache():
+            return read_config(Path(download_from_hf(location, CONFIG)))
+    folder = Path(location)
+    refuse_ensemble(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix in (".safetensors", ".bin") and not path.is_file():
+            raise _damaged(path, "is not a regular file")
+    return read_config(folder / CONFIG)
 
 
 def ensemble_members(folder: Path) -> list[Path]:

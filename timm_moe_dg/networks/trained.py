@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from ..data import Domain, Split
 from ..data.domains import check_spellings, listed, normalized, places_of
 from ..errors import ArgumentError, CheckpointError
-from .build import CONFIG, UNUSED, Network, build_network, check_name, read_config, saved_config
+from .build import UNUSED, Network, build_network, check_name, saved_config
 
 _logger = logging.getLogger(__name__)
 # Attributes of modules that change outputs and are in no weight
@@ -73,21 +72,20 @@ def set_coverage_radius(network: Network, radius: float) -> None:
 
 def label_names(network: Network) -> tuple[str, ...] | None:
     """Returns the names of a network's classes in the order of its logits, or None if the checkpoint has none."""
-    names = network.pretrained_cfg.get("label_names")
-    if not names or len(names) != network.num_classes:
-        return None
-    if isinstance(names, Mapping):
-        names = [names[key] for key in sorted(names, key=int)]
-    return tuple(map(str, names))
+    names = _in_order(network.pretrained_cfg.get("label_names"))
+    return names if names and len(names) == network.num_classes else None
 
 
 def saved_classes(name: str, checkpoint: str | None) -> tuple[str, ...]:
     """Returns the class names beside a file of weights, else of a `local-dir:` or `hf-hub:` source; may be empty."""
-    path = Path(checkpoint or "").with_name(CONFIG) if checkpoint else None
-    config = saved_config(name) if path is None else read_config(path) if path.is_file() else {}
-    names = config.get("label_names") or ()
-    names = [names[key] for key in sorted(names, key=int)] if isinstance(names, Mapping) else names
-    return tuple(normalized(str(name)) for name in names)
+    return tuple(map(normalized, _in_order(saved_config(name, checkpoint).get("label_names"))))
+
+
+def _in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...]:
+    """Returns names in the order of logits, from a list or from a table of names by position."""
+    if isinstance(names, Mapping):
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(map(str, names or ()))
 
 
 def renew_classifier(network: Network, names: Sequence[str], classes: Sequence[str], num_classes: int) -> None:
