@@ -9,7 +9,7 @@ from .cli import tool
 from .errors import MissingDependencyError, did_you_mean
 
 PROGRAM = "timm-moe-dg"
-# Command -> file below tools/, and what it does. The last three are rarer than the others.
+# Command -> file below tools/, and what it does
 COMMANDS = {
     "finetune": ("finetune.py", "fine-tune a model with some domains held out"),
     "evaluate": ("evaluate.py", "score a model: accuracy, calibration and confusions by domain"),
@@ -25,15 +25,13 @@ COMMANDS = {
     "benchmark": ("benchmark.py", "measure time and memory of models"),
     "tiles": ("tiles.py", "cut a georeferenced scene into labeled tiles"),
 }
-RARER = ("benchmark", "tiles", "convert")
 
 
 def listing() -> str:
     """Returns the list of commands, with a line for each."""
     lines = [f"  {name:<10} {words}" for name, (_, words) in COMMANDS.items()]
-    main, rarer = lines[: -len(RARER)], lines[-len(RARER) :]
     usage = f"usage: {PROGRAM} COMMAND [options], for example {PROGRAM} finetune --help"
-    return "\n".join([usage, "", "commands:", *main, "", "rarer commands:", *rarer])
+    return "\n".join([usage, "", "commands:", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from markdown import markdown as rendered
 from tests.hub.published import CARDS, fine_tuned, write_run
 from tests.hub.test_card import card_of_run
 from tests.hub_repository import card_mistakes
-from timm_moe_dg.cli.text import code, csv_cell, csv_path, markdown, one_line
+from timm_moe_dg.cli.text import code, csv_cell, csv_path, duration, markdown, one_line
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_run, load_folder
 
@@ -103,3 +103,8 @@ def test_figures_of_a_folder_of_their_own_are_sent_and_shown(tmp_path):
     card = write_card(tmp_path / "folder", load_folder(tmp_path / "folder"), "a/b", origin, CARDS)
     assert (tmp_path / "folder" / "figures" / "map of [x].png").is_file()
     assert "![map of &#91;x&#93;](figures/map%20of%20%5Bx%5D.png)" in card.text
+
+
+def test_durations_have_the_unit_that_fits():
+    texts = [duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
+    assert texts == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]
