@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from tests.load_tool import load_tool
-from timm_moe_dg.algorithms import ERM, Averaging, get_averaging
+from timm_moe_dg.algorithms import ALGORITHMS, ERM, Averaging, get_averaging
 from timm_moe_dg.algorithms.averaging import frozen_copy
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader, evaluation_transform, seed_hash
 from timm_moe_dg.errors import DivergenceError
@@ -270,6 +270,43 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(finetune, whole, tmp_pa
     assert saved == checkpoints
     finetune(tmp_path, *SWAD, "--resume", "auto")
     assert outcome(tmp_path / "a") == whole
+
+
+# A new optimizer on the way (VREx), random numbers (MLDG), layers and moments of its own (DANN), buffers (Fishr).
+# Penalties set in on the far side of the stop.
+STATES = {
+    "VREx": {"vrex_penalty_anneal_iters": 4},
+    "MLDG": {"n_meta_test": 1},
+    "DANN": {"mlp_width": 8},
+    "Fishr": {"penalty_anneal_iters": 4},
+    "ema": {},
+}
+
+
+@pytest.mark.slow  # three runs each
+@pytest.mark.parametrize("name", STATES)
+def test_a_stopped_run_goes_on_to_the_same_bits_whatever_its_method_carries_along(
+    finetune, tmp_path, monkeypatch, name
+):
+    method = ALGORITHMS.get(name, ERM)
+    words = ["--algorithm", name] if name in ALGORITHMS else ["--averaging", name]
+    words += ["--hparams", json.dumps(STATES[name]), "--lr", "0.01", "--resume", "auto"]
+    finetune(tmp_path / "alone", *words)
+    update, taken = method.update, []
+
+    def stopping(self, context, minibatches):
+        taken.append(1)
+        if len(taken) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return update(self, context, minibatches)
+
+    monkeypatch.setattr(method, "update", stopping)
+    with pytest.raises(SystemExit):
+        finetune(tmp_path / "stopped", *words)
+    assert len(taken) == 4
+    finetune(tmp_path / "stopped", *words)
+    assert len(taken) == 5  # it went on, and did not start afresh
+    assert outcome(tmp_path / "stopped" / "a") == outcome(tmp_path / "alone" / "a")
 
 
 def without_validation(monkeypatch, emptied):

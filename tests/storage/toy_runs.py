@@ -1,7 +1,12 @@
-"""Runs that take the steps of tools/finetune.py with a run folder, without a network."""
+"""Runs that take the steps of tools/finetune.py with a run folder, without a network, and processes that are killed."""
 
+import os
+import signal
+import sys
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import tensor
@@ -11,6 +16,7 @@ from timm_moe_dg.storage.files import owned
 from timm_moe_dg.storage.run_folder import RunFolder, RunState
 
 STEPS, EVERY = 7, 2
+EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree")
 ROLES = {0: (0.4, 0.1), 2: (0.2, 0.3), 4: (0.3, 0.2), 6: (0.1, 0.1)}  # worst group and F1-macro on "ood_val"
 
 
@@ -64,3 +70,26 @@ def restore(folder: RunFolder, checkpoint: RunState) -> int:
 def content(path: Path) -> dict[str, bytes]:
     """Every file of a folder, by name."""
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def killed_at(number: int | None, folder: Path, action: Callable[[], object]) -> int:
+    """Does something in another process, which is killed before a file-system event in a folder; None counts them."""
+    context = get_context("fork")
+    count = context.Value("i", 0, lock=False)
+    child = context.Process(target=_act_until, args=(folder, number, count, action))
+    child.start()
+    child.join()
+    if child.exitcode != (0 if number is None else -signal.SIGKILL):
+        raise SystemExit(f"event {number}: ended with {child.exitcode}")
+    return int(count.value)
+
+
+def _act_until(folder: Path, number: int | None, count: Any, action: Callable[[], object]) -> None:
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in EVENTS and arguments and str(arguments[0]).startswith(str(folder)):
+            count.value += 1
+            if count.value == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    action()

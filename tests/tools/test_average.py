@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.invented import ARGS, make_record
 from tests.load_tool import load_tool
-from tests.storage.crash_points import killed_at
-from tests.storage.toy_runs import content
+from tests.storage.toy_runs import content, killed_at
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
