@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 import timm_moe_dg
-from timm_moe_dg.inference.certainty import set_threshold
-from timm_moe_dg.networks.calibration import CALIBRATION, Calibration, read_calibration
+from timm_moe_dg.networks.calibration import CALIBRATION, Calibration, read_calibration, set_threshold
 
 DIVISIONS = 100
 

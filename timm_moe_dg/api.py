@@ -195,18 +195,22 @@ def predict(
         from pandas import DataFrame
 
         from .finetuning.processes import random_numbers_kept
-        from .inference.predict import PredictOptions, column_names, predict_parts
+        from .inference.image_rows import check_images
+        from .inference.predict import PredictOptions, predict_parts
         from .inference.predict import predict as run_prediction
+        from .inference.predictor import answer_columns, load_model
     sources = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else list(images)
     if not sources or not all(isinstance(source, str | os.PathLike) for source in sources):
         raise ArgumentError.of("images", images, "give files, folders or patterns, as a text, a path or a list of them")
     values, network = _model_options("predict", PredictOptions, run_or_model, options)
-    filled = PredictOptions(**values, images=[os.fspath(source) for source in sources], network=network)
+    filled = PredictOptions(**values, images=[os.fspath(source) for source in sources])
     refuse_autocast()
+    check_images(filled.images)
     with random_numbers_kept():
+        model = load_model(filled, network)
         if filled.folder is not None:
-            return DataFrame({"part": predict_parts(filled, filled.folder).finished()})
-        return DataFrame(run_prediction(filled), columns=column_names(filled))
+            return DataFrame({"part": predict_parts(filled, model, filled.folder).finished()})
+        return DataFrame(run_prediction(filled, model), columns=["path", *answer_columns(filled)])
 
 
 def predict_part(
@@ -239,11 +243,12 @@ def predict_part(
         from .data.readers.csv_tables import text_table
         from .finetuning.processes import random_numbers_kept
         from .inference.image_rows import rows_of
-        from .inference.predictor import PartOptions, Predictor
+        from .inference.predictor import PartOptions, Predictor, load_model
     values, network = _model_options("predict_part", PartOptions, run_or_model, options)
+    filled = PartOptions(**values)
     refuse_autocast()
     with random_numbers_kept():
-        predictor = Predictor(PartOptions(**values), network)
+        predictor = Predictor(filled, load_model(filled, network))
         names = [name for name in ("path", *predictor.names.all) if name in rows]
         table = text_table(Path("rows"), {name: rows[name] for name in names})
         table.require(["path"], "name the images there")

@@ -29,8 +29,10 @@ from collections.abc import Sequence
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool
-from timm_moe_dg.inference.predict import PredictOptions, predict, predict_parser, predict_parts
-from timm_moe_dg.inference.scenes import WindowOptions, predict_scene, scene_options
+from timm_moe_dg.inference.image_rows import check_images
+from timm_moe_dg.inference.predict import predict, predict_parser, predict_parts
+from timm_moe_dg.inference.predictor import load_model
+from timm_moe_dg.inference.scenes import SceneOptions, WindowOptions, has_scene, predict_scene
 
 
 def build_parser() -> ToolParser:
@@ -46,17 +48,21 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
-    if (scene := scene_options(args)) is not None:
-        print("\n".join(f"written: {name}" for name in predict_scene(scene)))
+    options = from_parsed(SceneOptions, vars(args), images=args.images)
+    is_scene = has_scene(options)
+    if not is_scene:
+        check_images(options.images)
+    model = load_model(options)
+    if is_scene:
+        print("\n".join(f"written: {name}" for name in predict_scene(options, model)))
         return
-    options = from_parsed(PredictOptions, vars(args), images=args.images)
     if options.folder is not None:
-        parts = predict_parts(options, options.folder)
+        parts = predict_parts(options, model, options.folder)
         print(f"written: {options.output} ({len(parts.finished())} of {parts.total} parts are finished)")
         return
     if options.output is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-    count = sum(1 for _ in predict(options, None if options.output else sys.stdout))
+    count = sum(1 for _ in predict(options, model, None if options.output else sys.stdout))
     if options.output is not None:
         print(f"written: {options.output} ({count} images)")
 

@@ -1,4 +1,4 @@
-"""Temperature, distribution of the training images, and their file: closed forms, scipy, and damage."""
+"""Temperature, distribution of the training images, thresholds, and their file: closed forms, scipy, and damage."""
 
 import math
 
@@ -11,17 +11,29 @@ import torch.nn.functional as F
 from tests.saved_run import saved_run
 from timm_moe_dg.data import Split, get_benchmark
 from timm_moe_dg.data.readers.digits import CLASSES
-from timm_moe_dg.errors import CheckpointError, DataError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError
 from timm_moe_dg.networks.calibration import (
     Calibration,
     Scores,
+    abstention_threshold,
     calibrate,
     fit_distribution,
     fit_temperature,
+    held_out_scores,
     load_calibration,
     pixel_statistics,
+    set_threshold,
 )
 from timm_moe_dg.storage.run_folder import save_calibration
+
+
+def scored(scores, held_out=None, method="ERM", domains=()):
+    none = Scores(torch.empty(0), torch.empty(0))
+    return Calibration(1.0, "", method, ["beagle", "poodle", "tabby"], scores, held_out or none, list(domains))
+
+
+def scores(*values):
+    return Scores(torch.tensor(values).sort().values, torch.tensor(values).sort().values)
 
 
 def test_the_temperature_of_two_classes_is_the_closed_form():
@@ -108,3 +120,46 @@ def test_without_validation_images_there_is_no_calibration(tmp_path):
     fitted = calibrate(network, domains, splits, [1], [0], **settings)
     assert [len(part.confidence) for part in (fitted.validation, fitted.held_out)] == [2, 2]
     assert fitted.held_out_domains == ["rot_0"]
+
+
+def test_the_threshold_has_the_rank_of_the_formula():
+    # ceil(20 * 0.9) = 18 of 19 scores, from the largest down
+    values = torch.arange(1, 20) / 20
+    assert set_threshold(values, 0.9) == pytest.approx(0.1)
+    assert set_threshold(values, 0.95) == pytest.approx(0.05)
+    with pytest.raises(ArgumentError, match=r"coverage=0.96: needs 24 images .*, and there are 19; give at most 0.95,"):
+        set_threshold(values, 0.96)
+    with pytest.raises(ArgumentError, match="there are 0; calibrate on more"):
+        set_threshold(values[:0], 0.5)
+
+
+@pytest.mark.parametrize(("count", "coverage"), [(19, 0.9), (50, 0.8)])
+def test_marginal_coverage_is_rank_over_n_plus_1(count, coverage):
+    # Of exchangeable scores, a new one is above the k-th largest of n with probability k / (n + 1)
+    draws = torch.rand(4000, count + 1)
+    inside = [set_threshold(row[1:].sort().values, coverage) <= row[0] for row in draws]
+    expected = np.ceil((count + 1) * coverage) / (count + 1)
+    assert np.mean(inside) == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / 4000))
+
+
+def test_abstention_is_the_share_of_the_images_that_set_it(caplog):
+    confidence = torch.rand(200).sort().values
+    for share in (0, 0.2, 0.55, 1):
+        assert (confidence < abstention_threshold(confidence, share)).float().mean() == pytest.approx(share)
+    assert not caplog.records
+    assert abstention_threshold(torch.tensor([0.5, 1, 1, 1, 1]), 0.4) == 1
+    assert "abstain=0.4: 20.0% of answers go to a person, because further ones share the confidence" in caplog.text
+
+
+def test_a_sweep_contributes_the_held_out_domains_of_its_method(tmp_path):
+    own = scored(scores(0.9))
+    with pytest.raises(ArgumentError, match="holds no calibrated run that held out a domain; calibrate each run: "):
+        held_out_scores(tmp_path, own)
+    for name, method, values in (("a", "ERM", (0.1, 0.5)), ("b", "ERM", (0.3,)), ("c", "GMoE", (0.8,))):
+        (tmp_path / name / "best").mkdir(parents=True)
+        saved = scored(scores(0.9), scores(*values), method, [name])
+        save_calibration(saved, tmp_path / name / "best")
+    (tmp_path / "d" / "best").mkdir(parents=True)
+    assert held_out_scores(tmp_path, own).of_target.tolist() == pytest.approx([0.1, 0.3, 0.5])
+    with pytest.raises(ArgumentError, match=r"the model is of SWAD with 3 classes, and no run is"):
+        held_out_scores(tmp_path, scored(scores(0.9), method="SWAD"))

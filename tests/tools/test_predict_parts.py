@@ -20,7 +20,7 @@ import timm_moe_dg
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.geography import domains_at
-from timm_moe_dg.inference.parts import Shard
+from timm_moe_dg.inference.predict import Shard
 
 CLASSES = ("ash", "beech", "oak")
 QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]

@@ -79,9 +79,9 @@ def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
     assert header["license"] == yaml.safe_load((folder / "README.md").read_text().split("---")[1])["license"]
     served = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("timm_moe_dg.inference.demo.serve", served.append)
+        patch.setattr("timm_moe_dg.__main__.main", served.append)
         runpy.run_path(str(space / "app.py"))
-    assert served == [f"hf-hub:{REPOSITORY}"]
+    assert served == [["demo", f"hf-hub:{REPOSITORY}"]]
 
 
 def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):

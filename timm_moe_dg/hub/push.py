@@ -132,7 +132,7 @@ def write_space(model: Path, repo_id: str) -> Path:
     link = f"[{repo_id}](https://huggingface.co/{repo_id})"
     target = model.with_name(f"{model.name}--space")
     with replaced(target) as folder:
-        (folder / "app.py").write_text(f'from timm_moe_dg.inference.demo import serve\n\nserve("hf-hub:{repo_id}")\n')
+        (folder / "app.py").write_text(f'from timm_moe_dg.__main__ import main\n\nmain(["demo", "hf-hub:{repo_id}"])\n')
         (folder / "requirements.txt").write_text(f"timm_moe_dg[demo]=={__version__}\n")
         (folder / "README.md").write_text(f"---\n{header}\n---\n\nTry {link} on your own images.\n")
     return target

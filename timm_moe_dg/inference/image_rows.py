@@ -90,6 +90,13 @@ def image_rows(sources: Sequence[str], names: MetadataNames) -> Iterator[ImageRo
         _LOGGER.warning("members of tar files: %s", describe_left_out(left_out))
 
 
+def check_images(sources: Sequence[str]) -> None:
+    """Refuses files, folders, patterns and lists without an image. Call it before loading a network."""
+    for source in sources:
+        if next(image_rows([source], MetadataNames()), None) is None:
+            raise DataError(f"images={source!r}: holds no image; leave it out")
+
+
 def rows_of(table: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
     """Returns the images of a table with a column path, relative to `folder`."""
     paths = table.parsed("path", str, "the path of an image")

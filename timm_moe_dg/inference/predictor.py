@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tqdm.auto import tqdm
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, default_device, model_keywords, option
 from ..cli.text import one_line
-from ..cli.values import positive_int, usable_device
+from ..cli.values import between, positive_int, share, usable_device
 from ..data import file_names
 from ..data.domains import FileDomain
 from ..errors import ArgumentError, CheckpointError
@@ -26,20 +27,33 @@ from ..losses import record_routing, router_outputs
 from ..networks.averages import Ensemble, evaluation_view, load_predictor
 from ..networks.bands import bands_of
 from ..networks.build import Network, warn_of_other_values
-from ..networks.calibration import Calibration, find_calibration
-from ..networks.trained import WithFeatures, label_names, metadata_columns, unknown_metadata, warn_of_unknown_metadata
+from ..networks.calibration import (
+    Calibration,
+    abstention_threshold,
+    calibration_command,
+    find_calibration,
+    held_out_scores,
+    set_threshold,
+)
+from ..networks.trained import (
+    WithFeatures,
+    label_names,
+    metadata_columns,
+    metadata_encoder,
+    unknown_metadata,
+    warn_of_unknown_metadata,
+)
 from ..storage.run_folder import warn_of_unfinished
-from .certainty import Certainty, CertaintyOptions
 from .image_rows import Decoded, ImageRow, MetadataNames, RowImages, batches, row_loader
 
 Column = list[Any] | np.ndarray  # a value for each image: a text, a number, or a row of an array
-STATUS = "status"
+STATUS, SET, ABSTAIN = "status", "set", "abstain"
 OK, UNREADABLE, UNLIKE, OUTSIDE_COVERAGE, SHARED_EXPERT = (
     *("ok", "unreadable", "unlike"),  # unlike the training images
     *("outside_coverage", "shared_expert"),  # of MoGE: far from the training locations; without a place
 )
 LOGITS, FEATURES, EXPERTS, DISTANCE = COLUMNS = ("logits", "features", "experts", "distance")
-_forward = threading.Lock()  # records and hooks belong to a network, which several threads may share
+_lock = threading.Lock()  # records and hooks belong to a network, which several threads may share
 _logger = logging.getLogger(__name__)
 
 
@@ -62,6 +76,18 @@ class ColumnOptions:
     columns: Sequence[str] = option((), nargs="+", choices=COLUMNS, metavar="NAME",
         help=f"further columns: {', '.join(COLUMNS)}; experts are those of most tokens in each mixture layer, and "
         "distance is to MoGE's training locations, km")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertaintyOptions:
+    """Columns that say how certain an answer is. The model has to be calibrated."""
+
+    coverage: float | None = option(None, type=between, metavar="X",
+        help="column set: holds the right class with this probability")
+    abstain: float | None = option(None, type=share, metavar="X",
+        help="column abstain: this share of answers goes to a person")
+    calibration: str | None = option(None, metavar="SWEEP",
+        help="calibrate on the held-out domains of the runs in this folder (default: on the model's validation images)")
 # fmt: on
 
 
@@ -70,10 +96,17 @@ class PartOptions(TrainedModelOptions, ColumnOptions, CertaintyOptions, LoaderOp
     """All options of the prediction of a part."""
 
 
-def class_columns(top_k: int) -> list[str]:
-    """Returns the names of the columns of the best classes."""
-    others = [f"{name}_{rank}" for rank in range(2, top_k + 1) for name in ("class", "probability")]
-    return ["class", "probability", *others]
+def answer_columns(options: Any) -> list[str]:
+    """Returns the names of the columns after an image's path and place."""
+    others = [f"{name}_{rank}" for rank in range(2, options.top_k + 1) for name in ("class", "probability")]
+    certainty = [name for name, value in {SET: options.coverage, ABSTAIN: options.abstain}.items() if value is not None]
+    return ["class", "probability", *others, STATUS, *certainty, *dict.fromkeys(options.columns)]
+
+
+def prediction_sets(probabilities: Tensor, least: float, classes: Sequence[str]) -> list[list[str]]:
+    """(B, C) probabilities -> the classes of at least this probability, from best to worst."""
+    ranked = zip(*(part.tolist() for part in probabilities.sort(descending=True)), strict=True)
+    return [[classes[c] for p, c in zip(*row, strict=True) if p >= least] for row in ranked]
 
 
 @dataclass
@@ -92,54 +125,68 @@ class Part:
         return len(self.table["path"])
 
 
-class Predictor:
-    """A network and the options by which it predicts parts.
+class LoadedModel:
+    """A trained network with what its answers need.
 
     Args:
-        options: Those of `PartOptions`.
-        network: In place of that of `options.model`, whose name is then for messages alone. It stays on its device,
-            unless the options name one.
+        name: As `--model` has it, for messages.
+        network: In evaluation mode.
         calibration: That of `network`. None for none.
+        img_size: Side of the input in pixels. None for the network's own.
     """
 
-    def __init__(self, options: Any, network: Network | None = None, calibration: Calibration | None = None) -> None:
-        device = options.device or (_local_device() if network is None else None)
-        if network is None:
-            warn_of_unfinished(options.model)
-        loaded = load_predictor(options.model, **model_keywords(options)) if network is None else network
-        self.network: Network = loaded.to(device) if device else loaded
-        self.device = next(self.network.parameters()).device
-        self.options = options
-        if options.top_k > self.network.num_classes:
-            raise ArgumentError.of("top_k", options.top_k, f"the model has {self.network.num_classes} classes")
-        self._check_columns()
-        self.reads_metadata = hasattr(self.network, "metadata_encoder")
-        encoder = getattr(getattr(self.network, "metadata_encoder", None), "encoder", None)
-        self.names = MetadataNames(isinstance(encoder, LocationIdEmbedding), metadata_columns(self.network))
-        self.classes = label_names(self.network) or tuple(map(str, range(self.network.num_classes)))
-        self.calibration = find_calibration(options.model, self.network) if network is None else calibration
-        self.temperature = self.calibration.temperature if self.calibration else 1.0
-        self.certainty = Certainty(options, self.calibration, self.classes)
-        self._judges_features = FEATURES in getattr(self.calibration, "distributions", ())
-        has_features = FEATURES in options.columns or self._judges_features
-        self._forward = WithFeatures(self.network) if has_features else self.network
-        view = evaluation_view(self.network, options.img_size)
-        self._images = RowImages(view, self.names, bands_of(self.network))
+    def __init__(
+        self, name: str, network: Network, calibration: Calibration | None = None, img_size: int | None = None
+    ) -> None:
+        self.name, self.network, self.calibration = name, network, calibration
+        self.temperature = calibration.temperature if calibration else 1.0
+        self.device = next(network.parameters()).device
+        self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
+        self.bands, self.view = bands_of(network), evaluation_view(network, img_size)
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns in order."""
-        further = dict.fromkeys(self.options.columns)
-        answer = [*class_columns(self.options.top_k), STATUS, *self.certainty.columns]
-        return ["path", *self.names.all[:2], *answer, *further]
+
+def load_model(options: Any, network: Network | None = None) -> LoadedModel:
+    """Loads the model of `TrainedModelOptions`, on the device of `DeviceOptions`.
+
+    A given network takes its place. It has no calibration, and stays on its device unless the options name one.
+    """
+    if network is not None:
+        return LoadedModel(options.model, network.to(options.device) if options.device else network)
+    warn_of_unfinished(options.model)
+    network = load_predictor(options.model, **model_keywords(options)).to(options.device or _local_device())
+    return LoadedModel(options.model, network, find_calibration(options.model, network), options.img_size)
+
+
+class Predictor:
+    """A model and the options by which it predicts parts, those of `PartOptions`.
+
+    Raises:
+        ArgumentError: The model has no such columns, or is calibrated on too few images.
+    """
+
+    def __init__(self, options: Any, model: LoadedModel) -> None:
+        self.options, self.model, network = options, model, model.network
+        if options.top_k > network.num_classes:
+            raise ArgumentError.of("top_k", options.top_k, f"the model has {network.num_classes} classes")
+        self._coverage: Any = getattr(getattr(network, "metadata_encoder", None), "coverage", None)
+        self._check_columns()
+        self.reads_metadata = hasattr(network, "metadata_encoder")
+        has_ids = isinstance(metadata_encoder(network), LocationIdEmbedding)
+        self.names = MetadataNames(has_ids, metadata_columns(network))
+        self.columns = ["path", *self.names.all[:2], *answer_columns(options)]
+        self.least, self.confident = thresholds(options, model.calibration)
+        self._judges_features = FEATURES in getattr(model.calibration, "distributions", ())
+        has_features = FEATURES in options.columns or self._judges_features
+        self._forward = WithFeatures(network) if has_features else network
+        self._images = RowImages(model.view, self.names, model.bands)
 
     @torch.inference_mode()
     def parts(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[Part]:
         """Predicts numbered parts in order. They are read while earlier ones are predicted."""
         rows = batches(self._noted(parts), self.options.batch_size)
-        loader = row_loader(self._images, rows, self.options.workers, pin_memory=self.device.type == "cuda")
+        loader = row_loader(self._images, rows, self.options.workers, pin_memory=self.model.device.type == "cuda")
         part, pieces = Part(-1), list[dict[str, Column]]()
-        for decoded in tqdm(_ahead(loader, self.device), unit="batch", disable=None):
+        for decoded in tqdm(_ahead(loader, self.model.device), unit="batch", disable=None):
             part.number = decoded.batch.part
             part.images += len(decoded.batch.rows)
             read = set(decoded.positions)
@@ -153,7 +200,7 @@ class Predictor:
                 part.unknown += int(is_unknown.sum())
                 if self.names.columns:
                     part.partial += int((np.isnan(metadata).any(axis=1) & ~is_unknown).sum())
-                with _forward, record_routing(self.network) if EXPERTS in self.options.columns else nullcontext():
+                with _lock, record_routing(self.model.network) if EXPERTS in self.options.columns else nullcontext():
                     table = self._predicted(decoded)
             if missing and not self.options.skip_unreadable:
                 table = self._with_unreadable(table, decoded)
@@ -165,18 +212,14 @@ class Predictor:
                 part, pieces = Part(-1), []
 
     def _check_columns(self) -> None:
-        wanted = self.options.columns
-        if EXPERTS in wanted and isinstance(self.network, Ensemble):
+        wanted, network = self.options.columns, self.model.network
+        if EXPERTS in wanted and isinstance(network, Ensemble):
             raise ArgumentError.of("columns", EXPERTS, "are those of one network, not of an ensemble; leave them out")
-        if EXPERTS in wanted and not any(hasattr(module, "record_routing") for module in self.network.modules()):
-            raise ArgumentError.of("columns", EXPERTS, f"{self.options.model} has no mixture layers; leave them out")
+        if EXPERTS in wanted and not any(hasattr(module, "record_routing") for module in network.modules()):
+            raise ArgumentError.of("columns", EXPERTS, f"{self.model.name} has no mixture layers; leave them out")
         if DISTANCE in wanted and self._coverage is None:
-            remedy = f"{self.options.model} stores no training locations; leave it out"
+            remedy = f"{self.model.name} stores no training locations; leave it out"
             raise ArgumentError.of("columns", DISTANCE, remedy)
-
-    @property
-    def _coverage(self) -> Any:
-        return getattr(getattr(self.network, "metadata_encoder", None), "coverage", None)
 
     def _noted(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[tuple[int, list[ImageRow]]]:
         """Warns of values of the first part that the network was not trained on, and of images that come twice."""
@@ -184,11 +227,9 @@ class Predictor:
         for number, rows in parts:
             files = [row.path for row in rows if row.member is None]
             if is_first and files:
-                bands = self._images.bands
-                domains: list[FileDomain[str]] = [
-                    FileDomain(files[0], (), [0] * len(files), file_names(files), bands=bands)
-                ]
-                warn_of_other_values(self.network, domains)
+                names = file_names(files)
+                domains = [FileDomain[str](files[0], (), [0] * len(files), names, bands=self.model.bands)]
+                warn_of_other_values(self.model.network, domains)
                 is_first = False
             if doubled := len(rows) - len({row.path for row in rows}):
                 _logger.warning(f"part {number}: {doubled} images come twice, and have a row each time")
@@ -197,7 +238,7 @@ class Predictor:
     def _report(self, part: Part) -> None:
         """Logs images of a part that are left out, or that have no metadata."""
         remedy = "; give their places with --metadata" if part.unknown == len(part) else ""
-        warn_of_unknown_metadata(self.network, part.unknown, len(part), remedy)
+        warn_of_unknown_metadata(self.model.network, part.unknown, len(part), remedy)
         if part.partial:
             _logger.warning(f"{part.partial} of {len(part)} images lack some of {', '.join(self.names.all)}")
         if part.unreadable:
@@ -209,16 +250,14 @@ class Predictor:
         paths = [decoded.batch.rows[position].path for position in decoded.positions]
         metadata = decoded.metadata if self.names.ids else decoded.metadata.float()
         is_known = (metadata >= 0).any() if self.names.ids else not metadata.isnan().all()
-        metadata = metadata.to(self.device)
+        metadata = metadata.to(self.model.device)
         given = [metadata[:, 0] if self.names.ids else metadata] if self.reads_metadata and is_known else []
         output = self._forward(decoded.images, *given)
         logits, *features = output if isinstance(output, tuple) else (output,)
-        probabilities = (logits.float() / self.temperature).softmax(dim=1)
+        probabilities = (logits.float() / self.model.temperature).softmax(dim=1)
         if not (finite := probabilities.isfinite().all(dim=1)).all():
             bad = paths[int((~finite).nonzero()[0])]
-            raise CheckpointError(
-                f"model={self.options.model!r}: its logits of {bad!r} are NaN; give another checkpoint"
-            )
+            raise CheckpointError(f"model={self.model.name!r}: its logits of {bad!r} are NaN; give another checkpoint")
         places = dict(zip(self.names.all[:2], decoded.metadata.T.tolist(), strict=False))
         table: dict[str, Column] = {"path": paths, **places}
         # As without a temperature, which rounding could change. Of equal logits the first, as in evaluations
@@ -226,14 +265,17 @@ class Predictor:
         ranks = zip(probabilities.gather(1, order).T.tolist(), order.T.tolist(), strict=True)
         for rank, (values, classes) in enumerate(ranks, 1):
             suffix = f"_{rank}" if rank > 1 else ""
-            table[f"class{suffix}"] = [self.classes[index] for index in classes]
+            table[f"class{suffix}"] = [self.model.classes[index] for index in classes]
             table[f"probability{suffix}"] = [round(value, 6) for value in values]
         table[STATUS] = self._statuses(decoded.images, features, decoded.metadata)
-        table |= self.certainty.rows(probabilities.cpu())
+        if SET in self.columns:
+            table[SET] = prediction_sets(probabilities.cpu(), self.least, self.model.classes)
+        if ABSTAIN in self.columns:
+            table[ABSTAIN] = (probabilities.amax(1) < self.confident).tolist()
         further: dict[str, Callable[[], Column]] = {
             LOGITS: lambda: logits.float().cpu().numpy(),
             FEATURES: lambda: features[0].float().cpu().numpy(),
-            EXPERTS: lambda: _experts(router_outputs(self.network), len(paths)),
+            EXPERTS: lambda: _experts(router_outputs(self.model.network), len(paths)),
             DISTANCE: lambda: distances(self._coverage, metadata[:, :2]).tolist(),
         }
         return table | {name: further[name]() for name in self.options.columns}
@@ -241,15 +283,15 @@ class Predictor:
     def _statuses(self, images: Tensor, features: Sequence[Tensor], metadata: Tensor) -> list[str]:
         """The status of each image, the gravest one if several hold."""
         statuses = np.full(len(images), OK, dtype=object)
-        if getattr(self.network, "expert_mode", None) == "routed":
+        if getattr(self.model.network, "expert_mode", None) == "routed":
             is_unknown = unknown_metadata(metadata.numpy(), self.names.columns)
             statuses[is_unknown] = SHARED_EXPERT
             if self._coverage is not None:
-                is_covered = self._coverage(metadata[:, :2].nan_to_num().to(self.device)).cpu().numpy()
+                is_covered = self._coverage(metadata[:, :2].nan_to_num().to(self.model.device)).cpu().numpy()
                 statuses[~is_covered & ~is_unknown] = OUTSIDE_COVERAGE
-        if self.calibration is not None:
+        if self.model.calibration is not None:
             judged = features[0] if self._judges_features else None
-            statuses[self.calibration.unlike(images, judged).cpu().numpy()] = UNLIKE
+            statuses[self.model.calibration.unlike(images, judged).cpu().numpy()] = UNLIKE
         return statuses.tolist()
 
     def _with_unreadable(self, table: Mapping[str, Column], decoded: Decoded) -> dict[str, Column]:
@@ -265,6 +307,23 @@ class Predictor:
             for name, value in {"path": row.path, STATUS: UNREADABLE, **coordinates}.items():
                 filled[name][position] = value
         return filled
+
+
+def thresholds(options: Any, calibration: Calibration | None) -> tuple[float, float]:
+    """Returns the least probability of a class in a set, and of an answer that goes to no person."""
+    given = {name: value for name in ("coverage", "abstain") if (value := getattr(options, name)) is not None}
+    if not given:
+        if options.calibration is not None:
+            raise ArgumentError.of("calibration", options.calibration, "has no effect alone; add --coverage")
+        return 0.0, 0.0
+    if calibration is None:
+        remedy = f"{options.model} is not calibrated: {calibration_command(options.model)}"
+        raise ArgumentError.of(*next(iter(given.items())), remedy)
+    scores = calibration.validation
+    if options.calibration is not None:
+        scores = held_out_scores(Path(options.calibration), calibration)
+    least = 0.0 if options.coverage is None else set_threshold(scores.of_target, options.coverage)
+    return least, 0.0 if options.abstain is None else abstention_threshold(scores.confidence, options.abstain)
 
 
 def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:

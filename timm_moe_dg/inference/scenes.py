@@ -20,28 +20,18 @@ from tqdm.auto import tqdm
 
 from ..analysis.geography import domains_at, geo_layers
 from ..analysis.style import category_color, optional_picture, picture, swatch
-from ..cli.arguments import (
-    LoaderOptions,
-    TrainedModelOptions,
-    declared,
-    default_device,
-    from_parsed,
-    model_keywords,
-    option,
-)
+from ..cli.arguments import declared, option
 from ..cli.values import positive_int
-from ..data.bands import RGB, Bands
+from ..data.bands import RGB
 from ..data.rasters import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
 from ..data.readers.images import MOST_MISSING, missing_values, rgb_pixels, scaled, warn_of_order
 from ..errors import ArgumentError, CheckpointError, ImageReadError
 from ..layers import LocationIdEmbedding
-from ..networks.averages import Ensemble, evaluation_view, load_predictor
-from ..networks.bands import bands_of
-from ..networks.build import Network
-from ..networks.calibration import find_calibration
-from ..networks.trained import label_names, metadata_columns, warn_of_unknown_metadata
+from ..networks.averages import Ensemble
+from ..networks.trained import metadata_columns, metadata_encoder, warn_of_unknown_metadata
 from ..storage.files import all_or_nothing
-from .certainty import CertaintyOptions
+from .predict import ImageOptions, PredictOptions
+from .predictor import CertaintyOptions, ColumnOptions, LoadedModel
 
 BLOCK = 256  # side of the map's blocks in pixels
 CACHE = 256  # MB of decoded blocks; GDAL's default grows with the machine
@@ -64,35 +54,29 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneOptions(TrainedModelOptions, LoaderOptions, WindowOptions):
-    """All options of a map."""
-
-    scene: str
-    output: str | None
-    force: bool = False
-    device: str | None = None
+class SceneOptions(PredictOptions, WindowOptions):
+    """All options of predict, for images or a scene."""
 
 
-def scene_options(parsed: Any) -> SceneOptions | None:
-    """Returns the options of a map from predict's command line, or None without --window; refuses those of the other.
+def has_scene(options: SceneOptions) -> bool:
+    """Returns whether the images are one scene, of which a map is wanted.
 
     Raises:
         ArgumentError: An option has no effect.
     """
-    if parsed.window is None:
-        for name in ("stride", "experts"):
-            if value := getattr(parsed, name):
-                raise ArgumentError.of(name, value, "has no effect without --window PIXELS; add it")
-        return None
-    if len(parsed.images) != 1:
-        raise ArgumentError.of("images", parsed.images, "give one scene with --window")
-    of_images = {"metadata": None, "skip_unreadable": False, "top_k": 1, "columns": (), "shard": None}
-    of_images |= dict.fromkeys(declared(CertaintyOptions))
-    for name, default in of_images.items():
-        if (value := getattr(parsed, name)) != default:
-            raise ArgumentError.of(name, value, "has no meaning for a scene (--window); leave it out")
-    more = {name: getattr(parsed, name) for name in ("output", "force", "device")}
-    return from_parsed(SceneOptions, vars(parsed), scene=parsed.images[0], **more)
+    if options.window is None:
+        unused = {name: vars(options)[name] for name in ("stride", "experts") if vars(options)[name]}
+        remedy = "has no effect without --window PIXELS; add it"
+    else:
+        if len(options.images) != 1:
+            raise ArgumentError.of("images", options.images, "give one scene with --window")
+        of_images = [*declared(ImageOptions), *declared(ColumnOptions), *declared(CertaintyOptions), "shard"]
+        given = {name: vars(options)[name] for name in of_images}
+        unused = {name: value for name, value in given.items() if value != getattr(SceneOptions, name)}
+        remedy = "has no meaning for a scene (--window); leave it out"
+    if unused:
+        raise ArgumentError.of(*next(iter(unused.items())), remedy)
+    return options.window is not None
 
 
 class Codes(NamedTuple):
@@ -118,7 +102,7 @@ class WindowRow(NamedTuple):
     experts: np.ndarray  # int64 (N,); negative for the shared expert alone
 
 
-def predict_scene(options: SceneOptions) -> list[str]:
+def predict_scene(options: SceneOptions, model: LoadedModel) -> list[str]:
     """Writes the map of a scene, its colors and names beside it (.aux.xml), and a preview (.png); returns the files.
 
     The map has the scene's grid and georeference. Its bands are the class, the probability and, if
@@ -129,12 +113,12 @@ def predict_scene(options: SceneOptions) -> list[str]:
     with (
         all_or_nothing(path.parent, names, overwrite=options.force) as folder,
         import_rasterio().Env(GDAL_CACHEMAX=CACHE),
-        open_raster(options.scene, "images") as raster,
+        open_raster(options.images[0], "images") as raster,
     ):
-        scene = _Scene(options, raster)
+        scene = _Scene(options, model, raster)
         scene.write(folder / path.name)
-        (folder / names[1]).write_text(_side_file(scene.classes), encoding="utf-8")
-        _draw(folder / path.name, folder / names[2], scene.classes, scene.codes)
+        (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
+        _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
         return [str(path.parent / name) for name in names if (folder / name).exists()]  # no picture without matplotlib
 
 
@@ -165,10 +149,11 @@ def averaged(rows: Sequence[WindowRow], lefts: np.ndarray, window: int, codes: C
 
 
 class _Scene:
-    """A scene with the network that predicts it."""
+    """A scene with the model that predicts it."""
 
-    def __init__(self, options: SceneOptions, raster: Any) -> None:
-        self.options, self.raster, self.size = options, raster, int(options.window or 0)
+    def __init__(self, options: SceneOptions, model: LoadedModel, raster: Any) -> None:
+        self.options, self.model, self.raster = options, model, raster
+        self.path, self.size = options.images[0], int(options.window or 0)
         stride = options.stride or self.size
         if not 0 < self.size <= min(raster.shape):
             remedy = f"is larger than the scene, {raster.width} x {raster.height} pixels; give a smaller one"
@@ -176,43 +161,35 @@ class _Scene:
         if stride > self.size:
             raise ArgumentError.of("stride", stride, f"leaves gaps; give --window {self.size} or less")
         self.tops, self.lefts = (starts(length, self.size, stride) for length in raster.shape)
-        network = load_predictor(options.model, **model_keywords(options)).to(options.device or default_device())
-        self.network: Network = network
-        calibration = find_calibration(options.model, network)
-        self.temperature = calibration.temperature if calibration else 1.0
-        self.device = next(network.parameters()).device
-        self.bands: Bands = bands_of(network)
-        is_rgb, last = self.bands.is_rgb, raster.colorinterp[-1]
+        is_rgb, last = model.bands.is_rgb, raster.colorinterp[-1]
         check_values(raster, "images", with_palette=not is_rgb)
         self.is_transparent = is_rgb and last == import_rasterio().enums.ColorInterp.alpha
         count = raster.count - self.is_transparent
         if is_rgb and count == RGB:
             names = [name or color.name for name, color in zip(raster.descriptions, raster.colorinterp, strict=True)]
-            warn_of_order(options.scene, names[:RGB])
+            warn_of_order(self.path, names[:RGB])
         is_gray = is_rgb and count == 1
-        positions = [0] if is_gray else self.bands.pick(options.scene, raster.descriptions[:count])
+        positions = [0] if is_gray else model.bands.pick(self.path, raster.descriptions[:count])
         self.indexes = [position + 1 for position in positions]
-        self.view = evaluation_view(network, options.img_size)
-        self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
-        self.codes = EIGHT_BIT if len(self.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
+        self.codes = EIGHT_BIT if len(model.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
         self.columns = self._metadata_columns()
-        if options.experts and (isinstance(network, Ensemble) or self.columns is None):
+        if options.experts and (isinstance(model.network, Ensemble) or self.columns is None):
             raise ArgumentError.of("experts", True, "the model chooses no experts by coordinates; leave it out")
         if options.experts:
-            geo_layers(network)
+            geo_layers(model.network)
 
     def _metadata_columns(self) -> int | None:
         """Number of columns of the windows' metadata; None if the network does not read coordinates."""
-        if not hasattr(self.network, "metadata_encoder"):
+        encoder, windows = metadata_encoder(self.model.network), len(self.tops) * len(self.lefts)
+        if encoder is None:
             return None
-        windows = len(self.tops) * len(self.lefts)
-        if isinstance(self.network.metadata_encoder.encoder, LocationIdEmbedding):
-            warn_of_unknown_metadata(self.network, windows, windows)
+        if isinstance(encoder, LocationIdEmbedding):
+            warn_of_unknown_metadata(self.model.network, windows, windows)
             return None
         if not is_placed(self.raster):
             remedy = "has no coordinate reference system (CRS), and the model reads coordinates; georeference it"
-            raise ImageReadError(f"images={self.options.scene!r}: {remedy}")
-        if columns := metadata_columns(self.network):
+            raise ImageReadError(f"images={self.path!r}: {remedy}")
+        if columns := metadata_columns(self.model.network):
             _logger.warning(f"the model also reads {', '.join(columns)}, which are unknown of a scene")
         return 2 + len(columns)
 
@@ -235,9 +212,9 @@ class _Scene:
         todo, progress = list(self.tops.tolist()), tqdm(total=len(self.tops), unit="row", disable=None)
         with rasterio.open(path, "w", driver="GTiff", **profile) as file, progress:
             if len(names) == 2:  # GDAL has no color table beside a third band
-                file.write_colormap(1, _colors(self.classes))
+                file.write_colormap(1, _colors(self.model.classes))
             file.descriptions, file.scales = names, [1, 1 / self.codes.steps, 1][: len(names)]
-            file.update_tags(1, classes=json.dumps(self.classes))
+            file.update_tags(1, classes=json.dumps(self.model.classes))
             for top in range(0, raster.height, BLOCK):
                 bottom = min(top + BLOCK, raster.height)
                 while todo and todo[0] < bottom:
@@ -252,23 +229,23 @@ class _Scene:
     def predict_row(self, top: int) -> WindowRow:
         """Predicts the windows that start at a row of pixels."""
         count = len(self.lefts)
-        probabilities = np.full((count, len(self.classes)), np.nan, np.float32)
+        probabilities = np.full((count, len(self.model.classes)), np.nan, np.float32)
         centers = self.lefts + self.size / 2
         metadata = torch.full((count, self.columns or 2), torch.nan)
         if self.columns:
             metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers.tolist(), [top + self.size / 2] * count))
-        experts = domains_at(self.network, metadata).numpy() if self.options.experts else np.full(count, -1)
+        experts = domains_at(self.model.network, metadata).numpy() if self.options.experts else np.full(count, -1)
         for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
             views = list(self.read_windows(top, self.lefts[batch]))
             present = batch[[view is not None for view in views]]
             if not len(present):
                 continue
-            images = torch.stack([view for view in views if view is not None]).to(self.device)
-            more = (metadata[present].to(self.device),) if self.columns else ()
-            logits = self.network(images, *more).float()
-            predicted = (logits / self.temperature).softmax(dim=1).cpu().numpy()
+            images = torch.stack([view for view in views if view is not None]).to(self.model.device)
+            more = (metadata[present].to(self.model.device),) if self.columns else ()
+            logits = self.model.network(images, *more).float()
+            predicted = (logits / self.model.temperature).softmax(dim=1).cpu().numpy()
             if not np.isfinite(predicted).all():
-                raise CheckpointError(f"model={self.options.model!r}: its logits are NaN; give another checkpoint")
+                raise CheckpointError(f"model={self.model.name!r}: its logits are NaN; give another checkpoint")
             probabilities[present] = predicted
         return WindowRow(probabilities, experts)
 
@@ -287,8 +264,8 @@ class _Scene:
             if max(shares, default=0.0) > MOST_MISSING:
                 yield None
             else:
-                convert = rgb_pixels if self.bands.is_rgb else scaled
-                yield self.view(convert(self.options.scene, window, missing))
+                convert = rgb_pixels if self.model.bands.is_rgb else scaled
+                yield self.model.view(convert(self.path, window, missing))
 
     def compose(self, rows: dict[int, WindowRow], top: int, bottom: int) -> np.ndarray:
         """Returns rows of pixels of the map, (3, bottom - top, width)."""
@@ -313,7 +290,7 @@ def _check_output(options: SceneOptions) -> Path:
     if options.output is None or Path(options.output).suffix.lower() not in (".tif", ".tiff"):
         raise ArgumentError.of("output", options.output, "give the file of the map, such as --output map.tif")
     path = Path(options.output)
-    if path.exists() and path.resolve() == Path(options.scene).resolve():
+    if path.exists() and path.resolve() == Path(options.images[0]).resolve():
         raise ArgumentError.of("output", options.output, "is the scene itself; name another file")
     return path
 

@@ -1,4 +1,4 @@
-"""The calibration of a trained network: fitting, and the file beside its weights.
+"""The calibration of a trained network: fitting, the file beside its weights, and thresholds of its probabilities.
 
 The file holds a temperature, the probabilities of validation images and held-out images, and the distribution of the
 training images. It holds no single image and no single feature.
@@ -169,6 +169,60 @@ def read_calibration(path: Path) -> Calibration:
         remedy = f"remove it, or write it again: {calibration_command('RUN')}"
         raise CheckpointError(f"{str(path)!r}: cannot be read as a calibration ({error}); {remedy}") from error
     return calibration
+
+
+def set_threshold(of_target: Tensor, coverage: float) -> float:
+    """Returns the least probability of a class in a prediction set of split conformal prediction.
+
+    The score 1 - p(class) gives the smallest sets on average (Sadinle, Lei and Wasserman, "Least Ambiguous Set-Valued
+    Classifiers with Bounded Error Levels", JASA 2019). With N exchangeable images, a set holds the right class with at
+    least this probability: the threshold is that of rank ceil((N + 1) coverage) among their probabilities of the right
+    class, `of_target` (N,), which ascend.
+
+    >>> set_threshold(torch.tensor([0.25, 0.5, 0.75]), 0.5)
+    0.5
+    """
+    count = len(of_target)
+    rank = math.ceil((count + 1) * coverage - 1e-9)
+    if rank > count:
+        needed, most = math.ceil(coverage / (1 - coverage) - 1e-9), math.floor(1000 * count / (count + 1)) / 1000
+        remedy = f"needs {needed} images to calibrate on, and there are {count}; "
+        remedy += f"give at most {most:g}, or calibrate on more" if most else "calibrate on more"
+        raise ArgumentError.of("coverage", coverage, remedy)
+    return of_target[count - rank].item()
+
+
+def abstention_threshold(confidence: Tensor, abstain: float) -> float:
+    """Returns the confidence below which this share of (N,) images lies, whose confidences ascend.
+
+    Of equal confidences, such as those that round to 1, all or none lie below. A warning says so.
+    """
+    rank = math.floor(len(confidence) * abstain + 1e-9)
+    threshold = confidence[rank].item() if rank < len(confidence) else math.inf
+    below = int((confidence < threshold).sum())
+    if rank - below > 0.01 * len(confidence):
+        reason = f"because further ones share the confidence {threshold:g}"
+        _logger.warning(f"abstain={abstain:g}: {below / len(confidence):.1%} of answers go to a person, {reason}")
+    return threshold
+
+
+def held_out_scores(folder: Path, own: Calibration) -> Scores:
+    """Collects the scores on held-out domains of the runs below a folder that share method and classes."""
+    places = sorted(path for path in folder.glob("**/best") if path.is_dir())
+    calibrations = [read_calibration(path / CALIBRATION) for path in places if (path / CALIBRATION).is_file()]
+    if not any(len(item.held_out.confidence) for item in calibrations):
+        remedy = f"holds no calibrated run that held out a domain; calibrate each run: {calibration_command('RUN')}"
+        raise ArgumentError.of("calibration", str(folder), remedy)
+    fitting = [
+        item for item in calibrations if (item.method, sorted(item.classes)) == (own.method, sorted(own.classes))
+    ]
+    if not fitting:
+        remedy = f"the model is of {own.method} with {len(own.classes)} classes, and no run is; give the model's sweep"
+        raise ArgumentError.of("calibration", str(folder), remedy)
+    if len(places) > len(calibrations):
+        _logger.warning(f"{folder}: {len(places) - len(calibrations)} of {len(places)} runs are not calibrated")
+    parts = [vars(item.held_out) for item in fitting]
+    return Scores(*(torch.cat([part[name] for part in parts]).sort().values for name in parts[0]))
 
 
 @torch.inference_mode()

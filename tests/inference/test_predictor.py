@@ -8,15 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from crepes.base import ConformalClassifier
 from PIL import Image
 
 import timm_moe_dg
 from tests.load_tool import load_tool
+from tests.networks.test_calibration import scored, scores
 from tests.saved_run import saved_run
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.digits import CLASSES
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.inference.predictor import PartOptions, prediction_sets, thresholds
 from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
 from timm_moe_dg.networks.trained import load_trained
+from timm_moe_dg.storage.run_folder import save_calibration
 
 DATA = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--workers", "0", "--batch-size", "500"]
 QUICK = ["--workers", "0"]
@@ -136,3 +141,41 @@ def test_places_decide_the_status_of_a_mixture_with_a_shared_expert(tmp_path):
     table = timm_moe_dg.predict(network, tmp_path / "list.csv", workers=0)
     assert table.status.tolist() == ["ok", "outside_coverage", "shared_expert"]
     assert not (tmp_path / "best" / CALIBRATION).exists()
+
+
+def options(**given):
+    return PartOptions(model="local-dir:RUN/best", **given)
+
+
+@pytest.mark.parametrize(("count", "coverage"), [(10, 0.7), (98, 0.9), (100, 0.9), (250, 0.835)])
+def test_sets_are_those_of_crepes(count, coverage):
+    # Of sizes for which (n + 1) coverage is not whole, where a rounded comparison would decide
+    random = np.random.default_rng(count)
+    of_target, probabilities = random.random(count), random.dirichlet([1] * 3, 200)
+    library = ConformalClassifier().fit(1 - of_target)
+    expected = library.predict_set(1 - probabilities, confidence=coverage, smoothing=False)
+    least, _ = thresholds(options(coverage=coverage), scored(scores(*of_target.tolist())))
+    rows = prediction_sets(torch.tensor(probabilities).float(), least, "abc")
+    assert [sorted(row) for row in rows] == [
+        [name for name, inside in zip("abc", row, strict=True) if inside] for row in expected
+    ]
+
+
+def test_sets_have_the_best_class_first_and_may_be_empty():
+    probabilities = torch.tensor([[0.3, 0.6, 0.1], [0.45, 0.1, 0.45], [0.3, 0.3, 0.4]])
+    assert prediction_sets(probabilities, 0.4, "abc") == [["b"], ["a", "c"], ["c"]]
+    assert prediction_sets(probabilities, 0.5, "abc") == [["b"], [], []]
+
+
+def test_thresholds_are_those_of_validation_or_of_a_sweep_and_none_without_a_calibration(tmp_path):
+    own = scored(scores(0.2, 0.4, 0.6))
+    assert thresholds(options(), None) == (0.0, 0.0)
+    assert thresholds(options(coverage=0.5, abstain=0.9), own) == pytest.approx((0.4, 0.6))
+    (tmp_path / "best").mkdir()
+    save_calibration(scored(scores(0.9), scores(0.1, 0.3, 0.5)), tmp_path / "best")
+    assert thresholds(options(coverage=0.7, calibration=str(tmp_path)), own) == (pytest.approx(0.1), 0.0)
+    for given in ({"coverage": 0.9}, {"abstain": 0.2}):
+        with pytest.raises(ArgumentError, match=r"RUN/best is not calibrated: .*evaluate.* --model RUN --calibrate"):
+            thresholds(options(**given), None)
+    with pytest.raises(ArgumentError, match="calibration='x': has no effect alone"):
+        thresholds(options(calibration="x"), own)
