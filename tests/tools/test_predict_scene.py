@@ -12,6 +12,7 @@ from tests.load_tool import load_tool
 from tests.models.cases import randomize
 from tests.saved_run import SMALL
 from timm_moe_dg.analysis.geography import domains_at
+from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.data.readers import images
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.inference import scenes
@@ -30,7 +31,7 @@ WINDOW = 24
 def save(folder, name, **options):
     torch.manual_seed(0)
     network = randomize(build_network(name, len(CLASSES), img_size=32, model_kwargs=SMALL, **options), std=0.15)
-    bands = len(options.get("bands", "RGB"))
+    bands = options["bands"].count if options else 3
     images = torch.randn(32, bands, 1, 1) * 2 + torch.randn(32, bands, 32, 32) * 0.3
     places = [torch.tensor([[1.6, 50.5]])] if name == "moge_tiny" else []
     with torch.no_grad():  # so that all classes occur
@@ -41,7 +42,7 @@ def save(folder, name, **options):
 
 @pytest.fixture(scope="module")
 def moge(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("moge"), "moge_tiny", bands=BANDS)
+    return save(tmp_path_factory.mktemp("moge"), "moge_tiny", bands=Bands.of(BANDS))
 
 
 @pytest.fixture(scope="module")
