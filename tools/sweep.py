@@ -26,12 +26,11 @@ from textwrap import indent
 from typing import Any
 
 from timm_moe_dg.cli.arguments import PLAN_ENTRIES, available_cpus, option_words, parse_arguments, read_yaml
-from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import OPTION, ToolParser, command, program, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import FILES, Fingerprint, difference, fingerprint
-from timm_moe_dg.errors import ArgumentError, MoeDgError
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.jobs import STATES, Job, run_jobs, submit_jobs, tail
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import (
@@ -157,40 +156,37 @@ def make_job(args: argparse.Namespace, run: PlannedRun, words: Sequence[str], pa
         if differing := differences(parsed, recorded, get_benchmark(options["dataset"])):
             remedy = f"holds a run with other options ({'; '.join(differing)}); give another --output"
             raise ArgumentError.of("output", str(folder), remedy)
-        check_files(parsed, recorded, args.status)
+        check_files(parsed, recorded)
     share = ["--cpu-threads", str(max(1, available_cpus() // args.jobs))] if args.jobs > 1 else []
     words = (*args.run_with, str(FINETUNE), *share, *words, "--resume", "auto")
     return Job(run.name, words, folder, Path(args.output, "logs", f"{run.name}.log"))
 
 
-def check_files(planned: Mapping[str, Any], recorded: Mapping[str, Any], lenient: bool = False) -> None:
-    """Checks that data and initial weights are those of a recorded run.
-
-    If `lenient`, data that cannot be read count as the same.
-    """
+def check_files(planned: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Checks that data and initial weights are those of a recorded run."""
     if recorded.get("weights_sha256"):
         files = weights_files(planned)
         check_weights_files(recorded, {**planned, "weights_sha256": sha256_of(*files) if files else None})
     if digests := recorded.get("domain_digests"):
-        names = tuple(dict(planned.get("columns") or {}).items())
-        reading = (tuple(planned["metadata_columns"] or ()), planned["in_chans"], names)
-        now = digests_of(planned["dataset"], planned["data_dir"], reading, lenient)
-        if now is not None and (change := difference(digests, now, FILES)):
+        columns = tuple(dict(planned.get("columns") or {}).items())
+        bands = tuple(recorded.get("bands") or ()) or planned["in_chans"]
+        place = (planned["dataset"], planned["data_dir"])
+        now = digests_of(*place, tuple(planned["metadata_columns"] or ()), bands, columns)
+        if change := difference(digests, now, FILES):
             remedy = f"holds a run on other data: {change}; give another --output"
             raise ArgumentError.of("output", str(Path(planned["output"], planned["experiment"])), remedy)
 
 
 @cache
-def digests_of(dataset: str, data_dir: str | None, reading: tuple[Any, ...], lenient: bool) -> Fingerprint | None:
-    """Computes the fingerprint of a data set once for all runs; if `lenient`, None for data that cannot be read."""
-    metadata_columns, bands, names = reading
-    try:
-        return fingerprint(get_benchmark(dataset).read(data_dir, metadata_columns, bands, columns=dict(names)))
-    except (MoeDgError, OSError) as error:
-        if not lenient:
-            raise
-        print(one_line(f"{dataset}: the data are not compared with those of its runs ({error})"))
-        return None
+def digests_of(
+    dataset: str,
+    data_dir: str | None,
+    metadata_columns: tuple[str, ...],
+    bands: tuple[str, ...] | int,
+    columns: tuple[tuple[str, str], ...],
+) -> Fingerprint:
+    """Computes the fingerprint of a data set once for all runs."""
+    return fingerprint(get_benchmark(dataset).read(data_dir, metadata_columns, bands, columns=dict(columns)))
 
 
 sha256_of = cache(sha256)  # the weights of many runs

@@ -215,16 +215,8 @@ def outcome(folder):
 
 
 # The loss rises from the first evaluation on, so that the average is over all steps after it
-SWAD = [
-    "--averaging",
-    "swad",
-    "--hparams",
-    '{"swad_n_converge": 2, "swad_tolerance_ratio": 1e6}',
-    "--lr",
-    "1",
-    "--warmup-steps",
-    "1",
-]
+SWAD = ["--averaging", "swad", "--hparams", '{"swad_n_converge": 2, "swad_tolerance_ratio": 1e6}']
+SWAD += ["--lr", "1", "--warmup-steps", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from timm_moe_dg.finetuning.model import (
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.processes import process_state_kept
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.networks.build import build_network, data_config
+from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 
 SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -86,18 +86,8 @@ def test_two_compiled_runs_of_one_process_have_programs_of_their_own(tmp_path, m
 
 
 def test_sizes_between_patches_are_refused():
-    with pytest.raises(
-        ArgumentError, match=r"img_size=40: is no multiple of the model's patches of 16 pixels; give 32 or 48"
-    ):
+    with pytest.raises(ArgumentError, match=r"^img_size=40: .*give 32 or 48"):
         build_network("deit_tiny_patch16_224", 3, img_size=40, model_kwargs=SIZE)
-    build_network("deit_tiny_patch16_224", 3, img_size=48, model_kwargs=SIZE)
-
-
-def test_own_colors_go_into_the_configuration():
-    network = build_network("deit_tiny_patch16_224", 3, img_size=32, model_kwargs=SIZE)
-    config = data_config(network, 32, [0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    assert (config["mean"], config["std"]) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert data_config(network, 32)["mean"] == network.pretrained_cfg["mean"]
 
 
 class Experts(nn.Module):

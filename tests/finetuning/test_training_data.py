@@ -56,17 +56,8 @@ def test_a_run_trains_and_selects_the_same_without_them(tmp_path):
     steps = ["--steps", "7", "--eval-freq", "2", "-b", "4", "--workers", "0", "--cpu-threads", "1"]
     records = {}
     for option in ("--eval-train", "--no-eval-train"):
-        words = [
-            "--model",
-            "deit_tiny_patch16_224",
-            *size,
-            *steps,
-            "--output",
-            str(tmp_path),
-            "--experiment",
-            option[2:],
-        ]
-        load_tool("finetune").main([*words, option])
+        words = ["--model", "deit_tiny_patch16_224", *size, *steps, "--output", str(tmp_path)]
+        load_tool("finetune").main([*words, "--experiment", option[2:], option])
         records[option] = read_records(tmp_path / option[2:] / "results.jsonl")
     for full, brief in zip(*records.values(), strict=True):
         for name in ("step", "losses", "out_acc", "out_loss"):

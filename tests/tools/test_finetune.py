@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_model_data_config
 
-from tests.hub_cache import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.data import get_benchmark, read_folder, split_domain
 from timm_moe_dg.finetuning.plan import make_plan
@@ -172,27 +170,6 @@ def test_folder_upcycled_from_a_dense_checkpoint(image_folder, tool, tmp_path, c
     (record, *_) = read_records(tmp_path / "runs" / "a" / "results.jsonl")
     domain = read_folder(image_folder)[1]
     assert reloaded_accuracy(tmp_path / "runs" / "a", record, domain, 1) == pytest.approx(record.in_acc[1])
-
-
-@pytest.mark.slow
-def test_pretrained_upcycles_what_the_hub_client_brings(image_folder, tmp_path):
-    torch.manual_seed(0)
-    kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
-    dense = timm.create_model("deit_tiny_patch16_224", img_size=32, **kwargs)
-    fill_cache(tmp_path / "hub", "timm/deit_tiny_patch16_224.fb_in1k", dense.state_dict())
-    result = launch(
-        sys.executable,  # the Hub's client reads its folder when it is imported
-        *("--dataset", "folder", "--data-dir", image_folder, "--img-size", "32", "--output", tmp_path / "runs"),
-        *("--pretrained", "--experiment", "a", *GMOE, *QUICK, "--lr", "0", "--workers", "0"),
-        HF_HUB_CACHE=str(tmp_path / "hub"),
-        HF_HUB_OFFLINE="1",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Upcycled from timm/deit_tiny_patch16_224.fb_in1k: 3 experts filled in 1 mixture layers" in result.stdout
-    best = load_file(tmp_path / "runs" / "a" / "best" / "model.safetensors")
-    for expert in best["blocks.1.mlp.experts.fc2.weight"]:
-        assert torch.equal(expert, dense.blocks[1].mlp.fc2.weight)
-    assert torch.equal(best["norm.weight"], dense.norm.weight)
 
 
 @pytest.mark.slow
