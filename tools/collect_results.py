@@ -13,7 +13,7 @@ runs are left out, and missing runs are listed. Runs of DomainBed are read too.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
@@ -21,16 +21,13 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
-from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import (
-    OFFICIAL_RULES,
     OPTIONAL_COLUMNS,
     RULES,
-    SINGLE_SOURCE,
     Table,
     is_tabled,
     make_tables,
@@ -49,10 +46,8 @@ def build_parser() -> ToolParser:
     add("--new-site", action="store_true", help=site)
     rules = f"selection rules, of {', '.join(RULES)} (default: all that the runs have results for)"
     add("--rules", nargs="+", choices=RULES, metavar="RULE", help=rules)
-    formats = [*FORMATS, *DATA_FORMATS]
-    add("--format", choices=formats, default="text", help="format of the tables (default: %(default)s)")
-    whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
-    add("--whole-domain", action="store_true", help=whole)
+    format_ = "format of the tables (default: %(default)s)"
+    add("--format", choices=[*FORMATS, *DATA_FORMATS], default="text", help=format_)
     names = ", ".join(OPTIONAL_COLUMNS)
     further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains, and "
     further += "scores on the in-splits of held-out domains"
@@ -69,12 +64,10 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def write_data(tables: Sequence[Table], format_: str, papers: bool) -> None:
-    """Prints the tables' cells for other programs."""
-    print(data_text(data_frame(tables, papers), format_), end="")
-    for table in tables:
-        for phrase in table.missing:
-            print(one_line(f"missing in {table.title}: {phrase}"), file=sys.stderr)
+def note(lines: Iterable[str]) -> None:
+    """Prints lines beside the tables."""
+    for line in lines:
+        print(one_line(line), file=sys.stderr)
 
 
 def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[FinishedRun]) -> None:
@@ -85,6 +78,20 @@ def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[
     site = new_site(runs)
     data = args.format in DATA_FORMATS
     print(data_text(site_frame(site), args.format) if data else f"{render_site(site, args.format)}\n", end="")
+
+
+def print_tables(args: argparse.Namespace, tables: Sequence[Table]) -> None:
+    """Prints tables, or the comparison of two of their rows."""
+    if args.relative_to:
+        tables = [with_improvements(table, args.relative_to) for table in tables if table.runs]
+    if args.compare:
+        first, second = args.compare
+        print(compare(tables, first, second, args.format))
+    elif args.format in DATA_FORMATS:
+        print(data_text(data_frame(tables, args.papers), args.format), end="")
+        note(f"missing in {table.title}: {phrase}" for table in tables for phrase in table.missing)
+    else:
+        print("\n\n".join(render(table, args.format, args.papers) for table in tables))
 
 
 @tool
@@ -98,45 +105,26 @@ def main(argv: Sequence[str]) -> None:
         raise ArgumentError.of("relative_to", args.relative_to, "has no effect beside --compare; leave one of them out")
     runs, unfinished = find_runs(args.folders)
     if not runs:
-        raise RecordError(
-            f"folders={args.folders}: no finished runs, {len(unfinished)} unfinished; wait, or give other folders"
-        )
-    print(f"{len(runs)} finished runs", file=sys.stderr)
-    for folder in (run.folder for run in runs if not run.test_domains):
-        print(f"holds out no domain, left out: {one_line(folder)}", file=sys.stderr)
-    for folder in unfinished:
-        print(f"not finished, left out: {one_line(folder)}", file=sys.stderr)
+        reason = f"no finished runs, {len(unfinished)} unfinished; wait, or give other folders"
+        raise RecordError(f"folders={args.folders}: {reason}")
+    note([f"{len(runs)} finished runs"])
+    note(f"holds out no domain, left out: {run.folder}" for run in runs if not run.test_domains)
+    note(f"not finished, left out: {folder}" for folder in unfinished)
     if args.new_site:
         print_new_site(args, parser, runs)
         return
-    report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
-    tables = make_tables(runs, args.rules or list(RULES), report, further, by_group=args.groups)
+    tables = make_tables(runs, args.rules or RULES, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
-    if args.whole_domain:
-        others = [table.title for table in tables if table.rule in (SINGLE_SOURCE, *OFFICIAL_RULES)]
-        reasons += [f"--whole-domain has no effect on: {title}" for title in others]
-    for reason in reasons:
-        print(one_line(reason), file=sys.stderr)
-    for run in () if args.rules else runs:
-        if run.test_domains and not is_tabled(run, tables):
-            print(f"holds out {len(run.test_domains)} domains, in no table: {one_line(run.folder)}", file=sys.stderr)
-    if args.compare:
-        first, second = args.compare
-        print(compare(tables, first, second, args.format))
-    else:
-        printed = tables
-        if args.relative_to:
-            printed = [with_improvements(table, args.relative_to) for table in tables if table.runs]
-        if args.format in DATA_FORMATS:
-            write_data(printed, args.format, args.papers)
-        else:
-            print("\n\n".join(render(table, args.format, args.papers) for table in printed))
-    for reason in why_no_figures(tables) if args.papers else ():
-        print(one_line(reason), file=sys.stderr)
+    note(reasons)
+    if not args.rules:
+        left_out = [run for run in runs if run.test_domains and not is_tabled(run, tables)]
+        note(f"holds out {len(run.test_domains)} domains, in no table: {run.folder}" for run in left_out)
+    print_tables(args, tables)
+    note(why_no_figures(tables) if args.papers else ())
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))

@@ -8,36 +8,13 @@ import timm
 import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
+from torch.nn import functional as F
 
-from tests.algorithms.networks import CLASSES, SmallMlp, minibatches, network
-from tests.algorithms.test_updates import build, train
+from tests.algorithms.networks import CLASSES, SmallMlp, build, minibatches, network, train
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
+from timm_moe_dg.algorithms.adversarial import cycle_length
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.networks.freeze import freeze_batch_norm
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_one_training_domain(method):
-    setup = Setup(network("mlp"), 1, CLASSES)
-    if ALGORITHMS[method].MIN_DOMAINS > 1:
-        with pytest.raises(ProtocolError, match=f"{method}.*needs 2 training domains and was given 1"):
-            ALGORITHMS[method](setup)
-        return
-    net = network("mlp")
-    algorithm, context = build(method, net, domains=1)
-    losses = algorithm.update(context, minibatches("mlp", 0, domains=1))
-    assert losses["loss"].isfinite()
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_accumulation_is_refused_where_it_has_no_meaning(method):
-    algorithm, context = build(method, network("mlp"))
-    context = StepContext(context.model, context.optimizer, grad_accum_steps=2)
-    if not ALGORITHMS[method].ACCUMULATES:
-        with pytest.raises(ArgumentError, match=f"grad_accum_steps=2: {method} needs a whole step"):
-            algorithm.update(context, minibatches("mlp", 0))
-    else:
-        assert algorithm.update(context, minibatches("mlp", 0))["loss"].isfinite()
 
 
 @pytest.mark.parametrize("method", ["ERM", "SD", "MIRO"])
@@ -45,20 +22,13 @@ def test_accumulated_parts_add_up_where_the_objective_is_a_mean_over_images(meth
     nets = network("mlp"), network("mlp")
     for net, parts in zip(nets, (1, 3), strict=True):
         algorithm, context = build(method, net)
-        for step in range(2):
-            algorithm.update(StepContext(net, context.optimizer, grad_accum_steps=parts), minibatches("mlp", step))
+        train(algorithm, replace(context, grad_accum_steps=parts), "mlp", range(2))
     for one, other in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
-@pytest.fixture
-def moge():
-    torch.manual_seed(0)
-    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": (1,)}
-    return timm.create_model("moge_tiny", num_classes=CLASSES, num_experts=3, top_k=2, **size)
-
-
 def places():
+    """Minibatches with coordinates."""
     torch.manual_seed(0)
     return [
         (torch.randn(4, 3, 16, 16), torch.randint(CLASSES, (4,)), torch.rand(4, 2) * 60 + 10 * domain)
@@ -66,18 +36,13 @@ def places():
     ]
 
 
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_metadata_reach_the_model_and_its_own_losses_every_objective(method, moge):
-    hparams = {"lr": 1e-3, "n_meta_test": 1}
-    network = moge.train()
-    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams=hparams))
+@pytest.mark.parametrize("method", sorted(ALGORITHMS.keys() - {"Mixup"}))
+def test_metadata_reach_the_model_and_its_own_losses_every_objective(method):
+    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": (1,)}
+    network = timm.create_model("moge_tiny", num_classes=CLASSES, num_experts=3, top_k=2, **size).train()
+    algorithm = ALGORITHMS[method](Setup(network, 3, CLASSES, hparams={"lr": 1e-3, "n_meta_test": 1}))
     parameters = [*network.parameters(), *(p for g in algorithm.parameter_groups(1e-3, 0.0) for p in g["params"])]
-    context = StepContext(network, torch.optim.Adam(parameters, lr=1e-3))
-    if method == "Mixup":
-        with pytest.raises(ArgumentError, match="algorithm='Mixup': cannot mix the locations of images"):
-            algorithm.update(context, places())
-        return
-    losses = algorithm.update(context, places())
+    losses = algorithm.update(StepContext(network, torch.optim.Adam(parameters, lr=1e-3)), places())
     assert {"aux_loss", "supcon_loss"} <= losses.keys()
     assert all(value.isfinite() for value in losses.values())
     # The location encoder learns from places only
@@ -107,26 +72,67 @@ def test_bfloat16_stays_near_float32(method):
         assert value.item() == pytest.approx(found[0][name].item(), rel=0.1, abs=0.02), name
 
 
+def nonlinear():
+    net = SmallMlp()
+    net.head = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, CLASSES))
+    return net
+
+
+def refused_step(method, change=lambda context: context, step=lambda: minibatches("mlp", 0), **hparams):
+    algorithm, context = build(method, network("mlp"), **hparams)
+    algorithm.update(change(context), step())
+
+
+def with_scaler(context):
+    context.optimizer.scaler = object()  # as accelerate's optimizer has it with float16
+    return context
+
+
+PARTS = [name for name, method in ALGORITHMS.items() if not method.ACCUMULATES]
+SEVERAL = [name for name, method in ALGORITHMS.items() if method.MIN_DOMAINS > 1]
+REFUSED = [
+    *(
+        (f"grad_accum_steps=2: {m} ", lambda m=m: refused_step(m, lambda c: replace(c, grad_accum_steps=2)))
+        for m in PARTS
+    ),
+    *((f"algorithm='{m}': ", lambda m=m: ALGORITHMS[m](Setup(network("mlp"), 1, CLASSES))) for m in SEVERAL),
+    *(
+        ("model='SmallMlp': ", lambda m=m: ALGORITHMS[m](Setup(nonlinear(), 3, CLASSES)))
+        for m in ("Fishr", "CORAL", "MMD", "DANN", "CDANN")
+    ),
+    ("model='Linear': ", lambda: ALGORITHMS["MIRO"](Setup(nn.Linear(2, 2), 3, CLASSES))),
+    ("algorithm='Mixup': ", lambda: refused_step("Mixup", step=places)),
+    ("n_meta_test=2: ", lambda: ALGORITHMS["MLDG"](Setup(network("mlp"), 2, CLASSES))),
+    ("amp_dtype='float16': ", lambda: refused_step("MLDG", with_scaler)),
+]
+
+
+@pytest.mark.parametrize(("argument", "call"), REFUSED, ids=str)
+def test_what_a_method_cannot_train_is_refused(argument, call):
+    with pytest.raises((ArgumentError, ProtocolError), match=f"^{argument}"):
+        call()
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_methods_without_these_limits_take_one_domain_and_parts(method):
+    if ALGORITHMS[method].MIN_DOMAINS == 1:
+        algorithm, context = build(method, network("mlp"), domains=1)
+        assert algorithm.update(context, minibatches("mlp", 0, domains=1))["loss"].isfinite()
+    if ALGORITHMS[method].ACCUMULATES:
+        algorithm, context = build(method, network("mlp"))
+        assert algorithm.update(replace(context, grad_accum_steps=2), minibatches("mlp", 0))["loss"].isfinite()
+
+
 # Details of single methods
 
 
 def risks_of(net, batches):
-    return torch.stack([torch.nn.functional.cross_entropy(net(images), targets) for images, targets in batches])
+    return torch.stack([F.cross_entropy(net(images), targets) for images, targets in batches]).detach()
 
 
-def test_group_dro_starts_from_equal_weights_that_rise_with_the_risks():
-    net, batches = network("mlp"), minibatches("mlp", 0)
-    risks = risks_of(net, batches).detach()
-    algorithm, context = build("GroupDRO", net, groupdro_eta=0.5)
-    losses = algorithm.update(context, batches)
-    expected = (0.5 * risks).softmax(0)
-    torch.testing.assert_close(algorithm.weights.double(), expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(losses["task_loss"], (algorithm.weights * risks).sum())
-
-
-def test_group_dro_leaves_the_proportions_of_the_domains_that_a_step_has_not_drawn():
+def test_group_dro_raises_weights_with_risks_and_leaves_the_proportions_of_other_domains():
     net, batches = network("mlp"), minibatches("mlp", 0, domains=2)
-    risks = risks_of(net, batches).detach()
+    risks = risks_of(net, batches)
     algorithm, context = build("GroupDRO", net, domains=5, per_step=2, groupdro_eta=0.5)
     losses = algorithm.update(replace(context, domains=[3, 1]), batches)
     factors = torch.ones(5, dtype=torch.float64)
@@ -134,6 +140,7 @@ def test_group_dro_leaves_the_proportions_of_the_domains_that_a_step_has_not_dra
     torch.testing.assert_close(algorithm.weights, factors / factors.sum(), rtol=1e-6, atol=0)
     # Over all pairs that can be drawn alike, each domain's share of the loss is its weight
     torch.testing.assert_close(losses["task_loss"], 5 / 2 * (algorithm.weights[[3, 1]] * risks).sum())
+    torch.testing.assert_close(losses["worst_risk"], risks.max())
 
 
 @pytest.mark.parametrize("anneal", [0, 2])
@@ -142,8 +149,7 @@ def test_v_rex_weighs_the_variance_by_1_and_from_its_step_on_by_lambda_with_a_fr
     algorithm, context = build("VREx", net, vrex_lambda=7.0, vrex_penalty_anneal_iters=anneal)
     for step in range(4):
         batches = minibatches("mlp", step)
-        risks = risks_of(net, batches).detach()
-        weight = 7.0 if step >= anneal else 1.0
+        risks, weight = risks_of(net, batches), 7.0 if step >= anneal else 1.0
         losses = algorithm.update(context, batches)
         torch.testing.assert_close(losses["loss"], risks.mean() + weight * risks.var(correction=0))
         counted = {int(state["step"]) for state in context.optimizer.state.values()}
@@ -157,53 +163,35 @@ def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(name):
     optimizer = create_optimizer_v2(net, name, lr=0.1)
     train(algorithm, replace(context, optimizer=optimizer), "mlp", range(2))
     other = deepcopy(net)
-    optimizers = [optimizer, create_optimizer_v2(other, name, lr=0.1)]
-    for model, its_optimizer in zip((net, other), optimizers, strict=True):
+    for model, its_optimizer in ((net, optimizer), (other, create_optimizer_v2(other, name, lr=0.1))):
         train(algorithm, replace(context, model=model, optimizer=its_optimizer), "mlp", range(2, 3))
         algorithm.count = 2
     for one, two in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("method", ["Fishr", "CORAL", "MMD", "DANN", "CDANN"])
-def test_a_classifier_that_is_not_linear_is_refused(method):
-    net = SmallMlp()
-    net.head = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, CLASSES))
-    with pytest.raises(ArgumentError, match=f"SmallMlp.*{method} needs a linear classifier and this is Sequential"):
-        ALGORITHMS[method](Setup(net, 3, CLASSES))
-
-
-def test_a_network_that_is_tapped_can_be_copied_and_its_copy_is_a_network_of_its_own():
+def test_a_network_that_is_tapped_can_be_copied_and_stores_nothing_in_evaluations():
     net = network("mlp")
     algorithm, context = build("CORAL", net)
     train(algorithm, context, "mlp", range(1))
-    copy = deepcopy(net)
-    copy.train()(minibatches("mlp", 0)[0][0])
-    assert algorithm._features._stored is None
+    deepcopy(net).train()(minibatches("mlp", 0)[0][0])
     net.eval()(minibatches("mlp", 0)[0][0])
     assert algorithm._features._stored is None
 
 
-def test_adversaries_give_the_run_s_optimizer_their_betas():
+def test_adversaries_give_the_run_s_optimizer_their_betas_and_take_turns():
     net = network("mlp")
     algorithm, context = build("DANN", net, beta1=0.25)
-    algorithm.update(context, minibatches("mlp", 0))
+    turns = []
+    for step in range(4):
+        algorithm.update(context, minibatches("mlp", step))
+        turns.append(algorithm.trains_network)
+    assert turns == [False, True, False, False]  # two steps of the discriminator for one of the network
+    assert (cycle_length(algorithm.hparams), cycle_length({})) == (3, 1)
     assert context.optimizer.param_groups[0]["betas"] == (0.25, 0.9)
     sgd = StepContext(net, torch.optim.SGD(net.parameters(), lr=0.1))
     algorithm.update(sgd, minibatches("mlp", 1))
     assert "betas" not in sgd.optimizer.param_groups[0]
-
-
-def test_as_many_meta_test_domains_as_domains_are_refused():
-    with pytest.raises(ProtocolError, match="n_meta_test=2: must be less than the number of training domains, 2"):
-        ALGORITHMS["MLDG"](Setup(network("mlp"), 2, CLASSES))
-
-
-def test_mldg_refuses_scaled_gradients():
-    algorithm, context = build("MLDG", network("mlp"))
-    context.optimizer.scaler = object()  # as accelerate's optimizer has it with float16
-    with pytest.raises(ArgumentError, match="amp_dtype='float16': MLDG"):
-        algorithm.update(context, minibatches("mlp", 0))
 
 
 def test_fish_interpolates_running_statistics_and_keeps_counts():
@@ -216,26 +204,18 @@ def test_fish_interpolates_running_statistics_and_keeps_counts():
         def embed(self, images):
             return self.out(self.norm(self.hidden(images.flatten(1))))
 
-    torch.manual_seed(0)
     net = Normalized().double()
     algorithm, context = build("Fish", net, meta_lr=0.25)
-    before = net.norm.running_mean.clone()
-    inner = Normalized().double()
-    inner.load_state_dict(net.state_dict())
+    before, inner = net.norm.running_mean.clone(), deepcopy(net)
     _, again = build("ERM", inner)
-    for minibatch in minibatches("mlp", 0):
+    for images, targets in minibatches("mlp", 0):
         again.optimizer.zero_grad()
-        nn.functional.cross_entropy(inner(minibatch[0]), minibatch[1]).backward()
+        F.cross_entropy(inner(images), targets).backward()
         again.optimizer.step()
     algorithm.update(context, minibatches("mlp", 0))
     torch.testing.assert_close(net.norm.running_mean, before + 0.25 * (inner.norm.running_mean - before))
     assert net.norm.num_batches_tracked == 3
     assert net.mask.tolist() == [0.0, -torch.inf]
-
-
-def test_miro_refuses_a_network_that_does_not_list_its_blocks():
-    with pytest.raises(ArgumentError, match="feature_info"):
-        ALGORITHMS["MIRO"](Setup(nn.Linear(2, 2), 3, CLASSES))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +226,6 @@ def test_miro_refuses_a_network_that_does_not_list_its_blocks():
     ],
 )
 def test_miro_finds_the_channels_of_convolutional_networks_with_frozen_statistics(name, size):
-    torch.manual_seed(0)
     net = timm.create_model(name, num_classes=CLASSES, **size).train()
     freeze_batch_norm(net)
     algorithm = ALGORITHMS["MIRO"](Setup(net, 1, CLASSES, hparams={"ld": 0.1}))

@@ -5,8 +5,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.algorithms.networks import minibatches, network
-from tests.algorithms.test_updates import build
+from tests.algorithms.networks import build, minibatches, network
 from tests.quick_python import run_ranks
 from timm_moe_dg.algorithms import ALGORITHMS, StepContext
 

@@ -5,8 +5,7 @@ import io
 import pytest
 import torch
 
-from tests.algorithms.networks import network
-from tests.algorithms.test_updates import build, train
+from tests.algorithms.networks import build, network, train
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
 AVERAGES = {

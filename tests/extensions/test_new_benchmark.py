@@ -35,20 +35,9 @@ def read_shades(data_dir):
     ]
 
 
-register_benchmark(
-    Benchmark(
-        name="shades",
-        reader=read_shades,
-        source="made up",
-        license="CC0",
-        domains=LAMPS,
-        num_classes=2,
-        steps=3,
-        checkpoint_freq=3,
-        augmentation="none",
-        image_size=16,
-    )
-)
+facts = {"source": "made up", "license": "CC0", "domains": LAMPS, "num_classes": 2}
+training = {"steps": 3, "checkpoint_freq": 3, "augmentation": "none", "image_size": 16}
+register_benchmark(Benchmark(name="shades", reader=read_shades, **facts, **training))
 """
 MODEL = ["gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)"]
 
@@ -71,22 +60,16 @@ def shades(tmp_path, monkeypatch):
     sys.modules.pop("shades", None)
 
 
-def test_the_row_is_found_by_its_name_and_reads_the_data(shades):
+def test_the_row_is_found_by_its_name_reads_the_data_and_is_planned(shades, capsys):
     assert "shades" not in BENCHMARKS
     importlib.import_module("shades")
     domains = get_benchmark("shades").read(shades)
     assert [(domain.name, len(domain)) for domain in domains] == [("blue", 12), ("green", 12), ("red", 12)]
     assert domains[0].targets == [0, 1] * 6
     assert domains[2].image(1).getpixel((0, 0)) == (60 + 140 + 5, 0, 0)
-
-
-def test_a_sweep_plans_its_runs(shades, capsys):
-    importlib.import_module("shades")
     words = ["--datasets", "shades", "--data-dir", str(shades), "--trial-seeds", "0", "--output", str(shades / "runs")]
     load_tool("sweep").main([*words, "--dry-run"])
-    out = capsys.readouterr().out
-    assert out.startswith("# shades: leave_one_domain_out 3;")
-    assert out.count("--dataset shades") == 3
+    assert capsys.readouterr().out.count("--dataset shades") == 3
 
 
 @pytest.mark.slow

@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import timm_moe_dg
+from tests.algorithms.networks import build, network
 from tests.algorithms.networks import minibatches as minibatches_of
-from tests.algorithms.networks import network
-from tests.algorithms.test_updates import build
 from tests.gpu.device import MixedDevicesError, PretendedTensor, backward, pretended_cuda, to_host
 from tests.layers.test_choice import KINDS
 from tests.layers.test_choice import images as tokens_of_images

@@ -16,34 +16,26 @@ def parse(*words):
 def test_a_command_line_without_words_gives_the_declared_defaults():
     assert parse() == RunOptions()
     assert vars(parse()) == DEFAULTS
+    assert [DEFAULTS[name] for name in sorted(FILLED_IN)] == [None] * len(FILLED_IN)
     with pytest.raises(FrozenInstanceError):
         parse().lr = 0.1
 
 
 def test_the_parser_has_every_option_once():
     dests = [action.dest for action in run_parser()._actions if not isinstance(action, argparse._StoreConstAction)]
-    assert sorted(dests) == sorted(
-        [
-            "help",
-            "help_all",
-            "imports",
-            "list_datasets",
-            *(item.name for item in fields(RunOptions) if item.name != "filled_in"),
-        ]
-    )
+    names = [item.name for item in fields(RunOptions) if item.name != "filled_in"]
+    assert sorted(dests) == sorted(["help", "help_all", "imports", "list_datasets", *names])
 
 
-def test_filled_in_options_have_no_default():
-    assert [DEFAULTS[name] for name in sorted(FILLED_IN)] == [None] * len(FILLED_IN)
-
-
-def test_the_name_of_domainbed_means_the_same(tmp_path):
+def test_further_spellings_mean_the_same(tmp_path):
     assert parse("--checkpoint-freq", "7") == parse("--eval-freq", "7") == parse("--checkpoint_freq=7")
     for name in ("eval_freq", "checkpoint_freq"):
         (tmp_path / "run.yaml").write_text(f"{name}: 7")
         assert parse("-c", str(tmp_path / "run.yaml")).eval_freq == 7
     assert canonical_names({"checkpoint_freq": 7, "test_envs": [1]}) == {"eval_freq": 7, "test_domains": [1]}
     assert canonical_names({"test_envs": [1], "test_domains": [1]}) == {"test_domains": [1]}
+    assert parse("--train-routers-only").freeze == "all-but-routers"
+    assert parse("--model-kwargs", "depth=3", "router=linear").model_kwargs == {"depth": 3, "router": "linear"}
 
 
 def test_values_are_checked_by_the_parser_or_where_they_are_used(capsys, tmp_path):
@@ -53,8 +45,5 @@ def test_values_are_checked_by_the_parser_or_where_they_are_used(capsys, tmp_pat
         with pytest.raises(SystemExit):
             parse(*words)
     choice, steps = capsys.readouterr().err.splitlines()
-    assert "invalid choice: 'unheard of'" in choice
-    reason = "argument --steps: '1.5' is not a whole number from 1 to 2147483647"
-    assert steps == f"finetune.py: error: {reason} (see finetune.py --help)"
-    assert parse("--train-routers-only").freeze == "all-but-routers"
-    assert parse("--model-kwargs", "depth=3", "router=linear").model_kwargs == {"depth": 3, "router": "linear"}
+    assert "argument --sched: invalid choice: 'unheard of'" in choice
+    assert steps.startswith("finetune.py: error: argument --steps: '1.5' ")

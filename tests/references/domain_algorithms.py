@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.algorithms.networks import embed
+from tests.algorithms.networks import AUX, LR, WEIGHT_DECAY, embed
 from timm_moe_dg import auxiliary_loss
 
-LR, WEIGHT_DECAY, AUX = 1e-3, 1e-3, 0.01
 Network: TypeAlias = Any  # a model; to mypy every attribute of an nn.Module may be a tensor
 Steps = list[list[tuple[Tensor, Tensor]]]
 Drawn = list[list[int]]

@@ -1,10 +1,13 @@
-"""Tables as tests read and make them: a cell for each row and column, with its shares by trial seed."""
+"""Tables as tests read and make them, with a cell for each row and column, and runs with one evaluation."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from tests.invented import invented_records
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 from timm_moe_dg.results.tables import Table
 
@@ -56,3 +59,28 @@ def table_of(
         kinds = {"OOD": range(list(columns).index("average"))}
     seeds = [expected] * len(columns)
     return Table(dataset, rule, "a table", columns, list(rows), scores, seeds, runs or {}, kinds=kinds)
+
+
+def run_of(
+    test: Sequence[int],
+    in_acc: Sequence[float] = (0.5, 0.5, 0.5),
+    out_acc: Sequence[float] = (0.5, 0.5, 0.5),
+    folder: str = "run",
+    **options: Any,
+) -> FinishedRun:
+    """A run with one evaluation."""
+    (record,) = invented_records(test, at=(0,), num_domains=len(in_acc), **options)
+    return FinishedRun(Path(folder), [replace(record, in_acc=tuple(in_acc), out_acc=tuple(out_acc))])
+
+
+def held_out_run(region: str, ood: float, ids: Mapping[str, float], seed: int) -> FinishedRun:
+    """A run that holds out one of three regions, which is then the "ood" group."""
+    names = [f"{role} {name}" for role in ("train", "id") for name in ("Africa", "Asia", "Europe")]
+    run = run_of([names.index(f"train {region}"), 3, 4, 5], (0.5,) * 6, (0.5,) * 6, trial_seed=seed, domains=names)
+
+    def scores(groups: Mapping[str, float]) -> Any:
+        mean = sum(groups.values()) / len(groups)
+        return {"accuracy": mean, "worst_accuracy": min(groups.values()), "f1_macro": 0.5, "group_accuracy": groups}
+
+    roles = {"id": scores(ids), "ood": scores({region: ood})}
+    return FinishedRun(Path(f"{region}{seed}"), [replace(run.records[0], roles=roles)])

@@ -1,46 +1,104 @@
-"""Two rows side by side: differences within seeds, and the papers' figures in their own columns."""
+"""Tables in every format, two rows side by side, relative improvement, and paired tests against counted patterns."""
 
+import re
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
+from math import isnan, nan
 
 import numpy as np
 import pytest
 
 from tests.invented import invented_records, write_run, write_sweep
-from tests.results.cells import cells_of, table_of
+from tests.results.cells import cells_of, run_of, table_of
+from tests.results.test_runs import AFRICA, ALL, ASIA, regional
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.results.comparison import compare
-from timm_moe_dg.results.runs import FinishedRun, RowKey, find_runs
+from timm_moe_dg.results.comparison import (
+    cell_text,
+    cell_texts,
+    compare,
+    holm,
+    paired_tests,
+    render,
+    sign_flip_p,
+    with_improvements,
+)
+from timm_moe_dg.results.papers import FIGURES
+from timm_moe_dg.results.runs import RowKey, find_runs
 from timm_moe_dg.results.tables import make_tables
 
 GMOE, VIT = "gmoe_small_patch16", "deit_small_patch16_224"
+ROW, A, B = RowKey("ERM", "vit"), RowKey("ERM", "a"), RowKey("ERM", "b")
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [
+        ("text", ["algorithm model domain 0", "\n- - - - - -\n", "ERM vit 50.0 missing 50.0 missing"]),
+        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|-|-|-|-|-|-|"]),
+        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
+    ],
+)
+def test_formats(format_, expected):
+    (table,) = make_tables([run_of((0,)), run_of((2,))], ["oracle"])
+    text = render(replace(table, title="50% & more_so", missing=["seed 1"]), format_)
+    for line in [*expected, "Missing runs:"]:
+        assert line in re.sub("-+", "-", re.sub(" +", " ", text))
+
+
+def test_cells():
+    cells = [{0: 0.5, 1: 0.6, 2: 0.85}, {2: 0.5}, {}, {0: nan, 1: 0.5, 2: 0.5}]
+    table = table_of({ROW: cells}, list("abcd"), expected=3)
+    assert cell_texts(table).loc[ROW].tolist() == ["65.0 ± 8.5", "50.0 (1 of 3 seeds)", "missing", "-"]
+    assert cell_text(0.5, nan, 1, 1) == "50.0"
+
+
+def test_text_columns_are_aligned_and_numbers_are_printed_as_they_are():
+    runs = [run_of((0,), (accuracy, 0.5, 0.5), model=model) for model, accuracy in (("a", 1.0), ("model 1e5", 0.095))]
+    (table,) = make_tables(runs, ["oracle"])
+    header, rule, first, second = render(table, "text").splitlines()[2:6]
+    start = header.index("domain 0")
+    assert rule[start - 2 : start + 2] == "  --"
+    assert (first[start:].split()[0], second[start:].split()[0]) == ("100.0", "9.5")
+
+
+def test_names_are_text_in_every_format():
+    name = "a|b <img src=x> \\input{x} \x1b[31m\nc"
+    (table,) = make_tables([run_of((0,), model=name, domains=["a^b", "{0}", "~c"])], ["oracle"])
+    text, markdown, latex = (render(table, format_) for format_ in ("text", "markdown", "latex"))
+    assert "a|b <img src=x> \\input{x} \\x1b[31m\\nc" in text
+    assert "a&#124;b &#60;img src=x&#62;" in markdown
+    assert "<" not in markdown
+    assert r"\textbackslash{}input\{x\}" in latex
+    assert r"\input" not in "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
+    assert r"algorithm & model & a\^{}b & \{0\} & \textasciitilde{}c & average \\" in latex
+    assert "\x1b" not in text + markdown + latex
+
+
+# Two rows side by side
+
+
+def rows_of(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_differences_are_taken_within_seeds():
-    rows = {
-        RowKey("ERM", "a"): [{0: 0.5, 1: 0.7, 2: 0.9}] * 4,
-        RowKey("ERM", "b"): [{0: 0.4, 1: 0.6, 2: 0.8}, {0: 0.6, 1: 0.8, 2: 1.0}, {2: 0.95}, {}],
-    }
-    table = table_of(
-        rows, list("wxyz"), expected=3, runs={row: [FinishedRun(Path("run"), invented_records([0]))] for row in rows}
-    )
-    differences = [row[3] for row in rows_of(compare([table], "a", "b", "markdown"))[2:]]
+    cells = [{0: 0.4, 1: 0.6, 2: 0.8}, {0: 0.6, 1: 0.8, 2: 1.0}, {2: 0.95}, {}]
+    rows = {A: [{0: 0.5, 1: 0.7, 2: 0.9}] * 4, B: cells}
+    table = table_of(rows, list("wxyz"), expected=3, runs={row: [run_of([0])] for row in rows})
+    text = compare([table], "a", "b", "markdown")
+    differences = [row[3] for row in rows_of(text)[2:]]
     assert differences == ["+10.0 ± 0.0", "-10.0 ± 0.0", "-5.0 (1 of 3 seeds)", "missing"]
+    assert text.endswith("w: n = 3, p = 0.25; x: n = 3, p = 0.25; y: n = 1, p = 1; z: n = 0, p = -")
 
 
 @pytest.fixture(scope="module")
 def pacs(tmp_path_factory):
     """A mixture model and its dense twin on all of PACS, from published weights."""
     root = tmp_path_factory.mktemp("pacs")
+    recipe = {"dataset": "PACS", "num_domains": 4, "pretrained": True, "steps": 5001, "hparams_seeds": (0,)}
     for model in (GMOE, VIT):
-        write_sweep(
-            root / model, dataset="PACS", num_domains=4, model=model, pretrained=True, steps=5001, hparams_seeds=(0,)
-        )
+        write_sweep(root / model, model=model, **recipe)
     return root
-
-
-def rows_of(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_the_papers_figures_have_columns_of_their_own(pacs):
@@ -54,48 +112,169 @@ def test_the_papers_figures_have_columns_of_their_own(pacs):
         "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)",
         "86.2 ± 0.1 (GMoE, Table 1); 86.2 (GMoE, Table 15); 86.6 ± 0.1 (SF-MoE, Table 1)",
     ]
-    (table,) = tables
-    first, second = (
-        next(cells for row, cells in cells_of(table).items() if row.model == model)[-1] for model in (GMOE, VIT)
-    )
-    differences = [100 * (first.values[seed] - second.values[seed]) for seed in range(3)]
-    assert rows[4][3] == f"{np.mean(differences):+.1f} ± {np.std(differences) / np.sqrt(3):.1f}"
 
 
-def test_rows_can_be_named_by_folders(pacs):
+def test_rows_can_be_named_by_folders_and_other_names_are_refused(pacs):
     tables = make_tables(find_runs([pacs])[0], ["oracle"])
     by_folder = compare(tables, str(pacs / GMOE), str(pacs / VIT), "text")
     assert by_folder == compare(tables, GMOE, VIT, "text")
     assert "paper" not in by_folder  # the papers state no oracle
-
-
-def test_names_that_no_table_has_are_listed(pacs):
-    tables = make_tables(find_runs([pacs])[0], ["oracle"])
-    with pytest.raises(ArgumentError, match=rf"no table has both; the rows are: ERM, {VIT}; ERM, {GMOE}"):
+    with pytest.raises(ArgumentError, match=rf"^compare=.*ERM, {VIT}; ERM, {GMOE}"):
         compare(tables, GMOE, "resnet50", "text")
 
 
-def test_single_source_figures_stand_beside_their_domain(tmp_path):
-    for seed, model in product(range(2), (GMOE, VIT)):
-        of = {"dataset": "DomainNet", "model": model, "pretrained": True, "steps": 15_001}
-        records = invented_records((0, 1, 3, 4, 5), num_domains=6, trial_seed=seed, **of)
-        write_run(tmp_path / model / str(seed), records)
-    tables = make_tables(find_runs([tmp_path])[0])
-    rows = {row[0]: row[4:] for row in rows_of(compare(tables, GMOE, VIT, "markdown"))}
-    assert rows["painting (IID)"] == ["69.3 (GMoE, Table 12)", "69.0 (GMoE, Table 12)"]
-    assert rows["quickdraw"] == ["5.3 (GMoE, Table 12)", "5.0 (GMoE, Table 12)"]
-    assert rows["average OOD"] == ["", ""]
+def test_rows_with_other_data_are_not_compared():
+    made = [("a", "ab12"), ("b", "ab12"), ("b", "cd34"), ("c", None)]
+    runs = [run_of((domain,), model=model, data=data) for model, data in made for domain in range(3)]
+    (table,) = make_tables(runs, ["oracle"])
+    tested = [(test.first.model, test.second.variant) for test in paired_tests(table)]
+    assert tested == [("a", "data=ab12"), ("a", ""), ("b", ""), ("b", "")]
+    assert "cd34" not in compare([table], "a", "b", "text")
+    with pytest.raises(ArgumentError, match=r"^compare=\['a', 'data=cd34'\]"):
+        compare([table], "a", "data=cd34", "text")
+    improved = cells_of(with_improvements(table, "ERM, a, data=ab12"))
+    assert [bool(cells[-1].values) for cells in improved.values()] == [True, True, False, True]
+    columns = [run_of((0,), model=model, data=model, metadata_columns=[model]) for model in ("a", "b")]
+    assert paired_tests(make_tables(columns, ["oracle"])[0])  # fingerprints with other columns cannot be compared
 
 
-def test_n_and_a_paired_test_stand_below(pacs):
-    tables = make_tables(find_runs([pacs])[0], ["oracle"])
-    line = compare(tables, GMOE, VIT, "latex").splitlines()[-1]
-    assert line.startswith("% Differences paired by trial seed")
-    (table,) = tables
-    rows = [next(cells for row, cells in cells_of(table).items() if row.model == model) for model in (GMOE, VIT)]
-    for position, domain in enumerate(table.columns):
-        values = [rows[0][position].values[seed] - rows[1][position].values[seed] for seed in range(3)]
-        one_sided = all(value > 0 for value in values) or all(value < 0 for value in values)
-        assert f"{domain}: n = 3, p = " in line
-        if one_sided:
-            assert f"{domain}: n = 3, p = 0.25" in line
+# Relative improvement
+
+DOMAINS = ["painting", "clipart", "infograph", "quickdraw", "real", "sketch"]
+
+
+@pytest.mark.parametrize(("model", "printed"), [("resnet101.tv_in1k", (1.1, 12.4)), (GMOE, (10.5, 42.3))])
+def test_the_papers_improvements_follow_from_its_accuracies(model, printed):
+    """GMoE, Table 3, from the accuracies of models trained on Paint in Table 12."""
+    rows = {}
+    for name in ("resnet50.tv_in1k", model):
+        figures = {f.column: f.value / 100 for f in FIGURES if f.trained_on == "painting" and f.model == name}
+        rows[RowKey("ERM", name)] = [{0: figures[domain]} for domain in DOMAINS] + [{0: 0.0}]
+    columns = ["painting (IID)", *DOMAINS[1:], "average OOD"]
+    table = table_of(rows, columns, rule="single_source", expected=1, runs={row: [] for row in rows})
+    improved = with_improvements(table, "resnet50.tv_in1k")
+    assert improved.columns[-2:] == ["IID improvement", "OOD improvement"]
+    reference, cells = cells_of(improved).values()
+    assert [100 * cell.mean for cell in cells[-2:]] == pytest.approx(printed, abs=0.06)
+    assert [cell.mean for cell in reference[-2:]] == [0.0, 0.0]
+
+
+def test_improvement_is_taken_within_a_seed_and_over_the_seeds_that_both_have():
+    values = {"a": {0: (0.5, 0.25, 0.5), 1: (0.25, 0.5, 0.5)}, "b": {0: (0.75, 0.5, 0.5), 2: (0.5, 0.5, 0.5)}}
+    runs = [
+        run_of([domain], (value,) * 3, model=model, trial_seed=seed)
+        for model, seeds in values.items()
+        for seed, row in seeds.items()
+        for domain, value in enumerate(row)
+    ]
+    (table,) = make_tables(runs, ["oracle"])
+    improved = with_improvements(table, "a")
+    assert improved.columns[-2:] == ["average", "OOD improvement"]
+    assert cells_of(improved)[B][-1].values == {0: pytest.approx((0.5 + 1.0 + 0.0) / 3)}
+    for name in ("c", "ERM"):  # no row, and two rows
+        with pytest.raises(ArgumentError, match=rf"^relative_to='{name}': .*ERM, a; ERM, b"):
+            with_improvements(table, name)
+
+
+def test_improvement_over_groups_if_they_are_shown():
+    runs = [regional(ALL, (0.5, 0.75, 0.5)), regional(ALL, (0.5, 0.5, 0.25), model="other")]
+    (table,) = make_tables(runs, by_group=True)
+    assert cells_of(with_improvements(table, "other"))[ROW][-1].mean == pytest.approx((0.5 + 1.0) / 2)
+    (table,) = make_tables(runs)
+    whole = with_improvements(table, "other")
+    assert whole.columns[-1] == "IID improvement"
+    assert cells_of(whole)[ROW][-1].mean == pytest.approx((0.75 * 30 + 5) / (15 + 2.5) - 1)
+    per_region = [regional(AFRICA, (0.5, 0.5, 0.0)), regional(ASIA, (0.5, 0.0, 0.25))]
+    with pytest.raises(ArgumentError, match=r"^relative_to='other': "):
+        with_improvements(make_tables([*runs, *per_region])[1], "other")
+
+
+# Paired tests
+
+
+def counted_p(values):
+    reached = [abs(np.dot(signs, values)) >= abs(sum(values)) - 1e-12 for signs in product([1, -1], repeat=len(values))]
+    return np.mean(reached)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 12])
+def test_p_counts_all_sign_patterns(number):
+    values = np.random.default_rng(number).normal(0.5, 1, number)
+    assert sign_flip_p(values) == counted_p(values)
+    # Accuracies over few images make patterns of equal means, which floating-point errors would tell apart
+    first, second = np.random.default_rng(number).integers(200, 230, (2, number)) / 357
+    assert sign_flip_p(first - second) == counted_p(first - second)
+
+
+def test_many_pairs_are_sampled_and_come_near_the_exact_value():
+    values = np.random.default_rng(1).normal(0.2, 1, 17)
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    exact = (abs(sums) >= abs(values.sum())).mean()
+    assert 0.01 < exact < 0.9
+    assert sign_flip_p(values) == pytest.approx(exact, abs=0.006)  # four standard deviations of 99,999 samples
+    assert sign_flip_p(values) == sign_flip_p(values)
+
+
+def test_extremes():
+    assert [sign_flip_p(values) for values in ([0.0, 0.0], [0.1, 0.2, -0.3], [0.3])] == [1.0] * 3
+    assert sign_flip_p([-1, -2, 3.5, 1]) == sign_flip_p([1, 2, -3.5, -1])
+    assert isnan(sign_flip_p([]))
+    assert isnan(sign_flip_p([0.1, nan]))
+    # The observed pattern counts, so that p is never 0
+    assert [sign_flip_p([0.1] * number) for number in (2, 10, 16)] == [0.5, 2 / 2**10, 2 / 2**16]
+    assert [sign_flip_p([0.1] * number) >= 1 / 100_000 for number in (17, 40)] == [True] * 2
+
+
+def test_under_the_null_p_is_uniform():
+    """Of symmetric noise, no more than a share of a gives p at most a."""
+    p_values = np.array([sign_flip_p(np.random.default_rng(seed).normal(0, 1, 10)) for seed in range(400)])
+    for level in (0.05, 0.2, 0.5):
+        assert (p_values <= level).mean() == pytest.approx(level, abs=0.06)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_pairs_are_seeds_and_domains_that_both_rows_have(tmp_path):
+    for model in ("a", "b", "c"):
+        write_sweep(tmp_path / model, hparams_seeds=(0,), skip=[((1,), 2, 0)] if model == "b" else [], model=model)
+    (table,) = make_tables(find_runs([tmp_path])[0], ["training_domain_validation"])
+    tests = paired_tests(table)
+    first, second = (cells_of(table)[row] for row in (tests[0].first, tests[0].second))
+    pairs = [pair for pair in product(range(3), range(3)) if pair != (1, 2)]  # domain, seed
+    by_hand = [first[domain].values[seed] - second[domain].values[seed] for domain, seed in pairs]
+    assert sorted(tests[0].differences) == pytest.approx(sorted(by_hand))
+    assert tests[0].p == sign_flip_p(by_hand)
+    assert len(tests) == 3
+    assert [test.adjusted for test in tests] == holm([test.p for test in tests])
+
+
+def test_rows_without_a_common_pair_are_not_tested(tmp_path):
+    for model, seed in (("a", 0), ("b", 1)):
+        write_run(tmp_path / model, invented_records([0], trial_seed=seed, model=model))
+    (table,) = make_tables(find_runs([tmp_path])[0], ["training_domain_validation"])
+    assert len(table.rows) == 2
+    assert paired_tests(table) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "columns", "tested"),
+    [
+        ("oracle", ["a", "b", "average", "validation"], {"held-out domains": [0, 1]}),
+        ("single_source", ["a (IID)", "b", "c", "average OOD"], {"domains not trained on": [1, 2]}),
+        ("official", ["id accuracy", "ood accuracy"], {"id accuracy": [0], "ood accuracy": [1]}),
+        ("ood_f1_macro", ["id F1-macro", "ood F1-macro"], {"id F1-macro": [0], "ood F1-macro": [1]}),
+    ],
+)
+def test_averages_are_left_out_and_different_scores_are_not_pooled(rule, columns, tested):
+    cells = [{0: 2.0**position, 1: 4.0**position} for position in range(len(columns))]
+    tests = paired_tests(table_of({A: cells, B: [{0: 0.0, 1: 0.0}] * len(columns)}, columns, rule=rule))
+    assert {test.of: sorted(test.differences) for test in tests} == {
+        title: sorted(value for position in positions for value in (2.0**position, 4.0**position))
+        for title, positions in tested.items()
+    }

@@ -26,17 +26,23 @@ def folder(tmp_path_factory):
     return root
 
 
+@pytest.fixture
+def shown(capsys):
+    """Runs the tool and returns what it prints."""
+
+    def run(*words):
+        load_tool("collect_results").main([*map(str, words)])
+        return capsys.readouterr().out
+
+    return run
+
+
 def csv_rows(text):
     return list(csv.DictReader(text.splitlines()))
 
 
-def shown(capsys, *words):
-    load_tool("collect_results").main([*map(str, words)])
-    return capsys.readouterr().out
-
-
-def test_every_rule_that_there_are_runs_for_has_a_table(folder, capsys):
-    out = shown(capsys, folder)
+def test_every_rule_that_there_are_runs_for_has_a_table(folder, shown):
+    out = shown(folder)
     titles = [line for line in out.splitlines() if line.startswith("colored_digits, ")]
     assert [title.partition("by ")[2] for title in titles[:3]] == [
         "training-domain validation",
@@ -49,16 +55,15 @@ def test_every_rule_that_there_are_runs_for_has_a_table(folder, capsys):
 
 
 @pytest.mark.parametrize("format_", ["markdown", "latex"])
-def test_formats_and_rules_can_be_chosen(folder, capsys, format_):
-    out = shown(capsys, folder, "--format", format_, "--rules", "oracle")
+def test_formats_and_rules_can_be_chosen(folder, shown, format_):
+    out = shown(folder, "--format", format_, "--rules", "oracle")
     assert out.count("test-domain validation (oracle)") == 1
     row, tabular = re.search(r"\| ERM +\| a +\|", out), r"\begin{tabular}" in out
     assert (row is not None, tabular) == (format_ == "markdown", format_ == "latex")
 
 
-@pytest.mark.parametrize("read", [csv_rows, json.loads], ids=["csv", "json"])
-def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, read):
-    format_ = "json" if read is json.loads else "csv"
+@pytest.mark.parametrize(("format_", "read"), [("csv", csv_rows), ("json", json.loads)])
+def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, format_, read):
     load_tool("collect_results").main([str(folder), "--rules", "oracle", "--format", format_])
     streams = capsys.readouterr()
     (table,) = make_tables(find_runs([folder])[0], ["oracle"])
@@ -66,56 +71,40 @@ def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, 
     for key, cells in cells_of(table).items():
         for column, cell in zip(table.columns, cells, strict=True):
             row = next(rows)
-            assert [row[name] for name in ("dataset", "rule", "model")] == ["colored_digits", "oracle", key.model]
-            assert row["column"] == column
+            names = [row[name] for name in ("dataset", "rule", "model", "column")]
+            assert names == ["colored_digits", "oracle", key.model, column]
             assert float(row["mean"]) == pytest.approx(100 * cell.mean, abs=1e-5)
             assert float(row["standard_error"]) == pytest.approx(100 * cell.error, abs=1e-5)
             assert (int(row["seeds"]), int(row["expected_seeds"])) == (len(cell.values), 3)
     assert not list(rows)
     assert "missing in colored_digits, selection by test-domain validation (oracle): ERM, a" in streams.err
-    with pytest.raises(SystemExit, match=rf"ArgumentError: format='{format_}': --compare has text, markdown, latex"):
-        shown(capsys, folder, "--compare", "a", "b", "--format", format_)
 
 
-def test_a_cell_without_a_value_has_none(tmp_path, capsys):
+@pytest.mark.parametrize(("format_", "read", "empty"), [("csv", csv_rows, ""), ("json", json.loads, None)])
+def test_a_cell_without_a_value_has_none(tmp_path, shown, format_, read, empty):
     write_run(tmp_path / "a", invented_records([1]))
-    words = [tmp_path, "--rules", "oracle", "--format"]
-    assert [row["mean"] is None for row in json.loads(shown(capsys, *words, "json"))] == [True, False, True, True]
-    assert [row["mean"] == "" for row in csv_rows(shown(capsys, *words, "csv"))] == [True, False, True, True]
+    rows = read(shown(tmp_path, "--rules", "oracle", "--format", format_))
+    assert [row["mean"] == empty for row in rows] == [True, False, True, True]
 
 
-def test_whole_domain_is_another_number(folder, tmp_path, capsys):
-    words = (folder, "--rules", "oracle")
-    assert shown(capsys, *words) != shown(capsys, *words, "--whole-domain")
-    write_run(tmp_path / "single", invented_records([1, 2]))
-    load_tool("collect_results").main([str(tmp_path), "--whole-domain"])
-    assert "--whole-domain has no effect on: toy, trained on domain 0 alone" in capsys.readouterr().err
-
-
-def test_comparison(folder, capsys):
-    out = shown(capsys, folder, "--compare", "a", "b", "--rules", "leave_one_domain_out_cv")
+def test_comparison_and_columns(folder, shown):
+    out = shown(folder, "--compare", "a", "b", "--rules", "leave_one_domain_out_cv", "--columns", "validation")
     assert out.splitlines()[2].split("  ")[0] == "domain"
     assert "difference" in out
-    with pytest.raises(
-        SystemExit, match=r"collect_results\.py: ArgumentError: compare=\['a', 'c'\]: no table has both"
-    ):
-        shown(capsys, folder, "--compare", "a", "c")
-    with pytest.raises(SystemExit, match="relative_to='b': has no effect beside --compare; leave one of them out"):
-        shown(capsys, folder, "--compare", "a", "b", "--relative-to", "b")
+    assert out.count("\nvalidation ") == 1
 
 
-def test_picture(folder, capsys, tmp_path):
-    shown(capsys, folder, "--plot", tmp_path / "bars.png", "--rules", "oracle")
+def test_pictures(folder, shown, tmp_path):
+    shown(folder, "--plot", tmp_path / "bars.png", "--rules", "oracle")
     single = Image.open(tmp_path / "bars.png")
-    shown(capsys, folder, "--plot", tmp_path / "more.png", "--rules", "oracle", "training_domain_validation")
-    more = Image.open(tmp_path / "more.png")
-    assert more.height > 1.5 * single.height
+    shown(folder, "--plot", tmp_path / "more.png", "--rules", "oracle", "training_domain_validation")
+    assert Image.open(tmp_path / "more.png").height > 1.5 * single.height
     assert len(single.convert("RGB").getcolors(1 << 24)) > 10
 
 
-def test_a_picture_that_cannot_be_completed_leaves_the_old_one(folder, capsys, tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_completed_leaves_the_old_one(folder, shown, tmp_path, monkeypatch):
     picture = tmp_path / "bars.png"
-    shown(capsys, folder, "--plot", picture, "--rules", "oracle")
+    shown(folder, "--plot", picture, "--rules", "oracle")
     before = picture.read_bytes()
 
     def cut(figure, file, **options):
@@ -123,14 +112,14 @@ def test_a_picture_that_cannot_be_completed_leaves_the_old_one(folder, capsys, t
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Figure, "savefig", cut)
-    for words in (["--plot", picture], ["--plot", tmp_path / "new.png"]):
+    for path in (picture, tmp_path / "new.png"):
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            shown(capsys, folder, "--rules", "oracle", *words)
+            shown(folder, "--rules", "oracle", "--plot", path)
     assert picture.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["bars.png"]
 
 
-def test_ablation(tmp_path, capsys):
+def test_ablation(tmp_path, shown):
     for top_k in (5, 1, 3):
         for number, shared in enumerate((True, False)):
             options = {"model_kwargs": {"top_k": top_k, "shared_expert": shared}, "model": "moge_tiny"}
@@ -146,115 +135,106 @@ def test_ablation(tmp_path, capsys):
             (row,) = [row for row in table.rows if str(row) == f"{name}, top_k={value}"]
             assert cell.equals(table.summary().loc[row, list(table.columns).index("average")])
     png = tmp_path / "ablation.png"
-    shown(capsys, tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
+    shown(tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", png)
     assert Image.open(png).width > 500
-    with pytest.raises(ArgumentError, match="ablation='num_expert': no run has this setting"):
-        ablation_lines(table, "num_expert", "average")
-    with pytest.raises(ArgumentError, match="ablation='num_experts': all rows have the same value; give an option"):
-        ablation_lines(table, "num_experts", "average")
-    with pytest.raises(ArgumentError, match="ablation='oods': the columns are: domain 0,"):
-        ablation_lines(table, "top_k", "oods")
+    # No run has the first setting, all rows have the same value of the second, and there is no such column
+    for words in (("num_expert", "average"), ("num_experts", "average"), ("top_k", "oods")):
+        with pytest.raises(ArgumentError, match=rf"^ablation='{words[1] if words[1] == 'oods' else words[0]}'"):
+            ablation_lines(table, *words)
 
 
-def ablated(folder, setting, *variants):
-    """The values of the longest line over runs with these options, each a table of `model_kwargs` and others."""
+DENSE = [{"shared_expert": False, **({"top_k": k} if k else {})} for k in (5, None, 1)]
+ABLATIONS = [  # MoGE's Figure 2, b and c, whose paper has six experts and top-3, lists of blocks, and a loss
+    (
+        "num_experts",
+        [{"supcon_coef": 0.0}, {}, *({"model_kwargs": {"num_experts": n}} for n in (9, 3, 12))],
+        [3, 6, 9, 12],
+    ),
+    ("top_k", [{"model_kwargs": kwargs} for kwargs in [{}, *DENSE]], [1, 3, 5]),
+    (
+        "moe_layers",
+        [{"model_kwargs": {"moe_layers": layers}} for layers in ([2, 3], "every_two", [8, 10])],
+        [(2, 3), (8, 10), "every_two"],
+    ),
+    ("supcon_coef", [{}, {"supcon_coef": 1.0}, {"supcon_coef": 0.0}], [0.0, 0.1, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("setting", "variants", "values"), ABLATIONS)
+def test_an_ablation_shows_the_default_that_a_run_does_not_spell_out(setting, variants, values, tmp_path):
     for number, options in enumerate(variants):
-        (folder / setting).mkdir(exist_ok=True)
         record = invented_records([0], dataset="toy", model="moge_tiny", filled_in=[], **options)
-        write_run(folder / setting / str(number), record)
-    (table, *_) = make_tables(find_runs([folder / setting])[0], ["oracle"])
+        write_run(tmp_path / str(number), record)
+    (table, *_) = make_tables(find_runs([tmp_path])[0], ["oracle"])
     lines = ablation_lines(table, setting, "average")
-    plot_ablation(table, setting, "average", folder / f"{setting}.png")
-    assert Image.open(folder / f"{setting}.png").width > 500
-    return [value for value, _ in max(lines.values(), key=len)]
+    plot_ablation(table, setting, "average", tmp_path / "ablation.png")
+    assert Image.open(tmp_path / "ablation.png").width > 500
+    assert [value for value, _ in max(lines.values(), key=len)] == values
 
 
-def test_an_ablation_shows_the_default_that_a_run_does_not_spell_out(tmp_path):
-    """The lines of MoGE's Figure 2, b and c, whose paper has six experts and top-3, and lists of blocks."""
-    experts = [{"supcon_coef": 0.0}, {}, *({"model_kwargs": {"num_experts": number}} for number in (9, 3, 12))]
-    assert ablated(tmp_path, "num_experts", *experts) == [3, 6, 9, 12]
-    without = [{"shared_expert": False, **({"top_k": k} if k else {})} for k in (5, None, 1)]
-    assert ablated(tmp_path, "top_k", *({"model_kwargs": kwargs} for kwargs in [{}, *without])) == [1, 3, 5]
-    blocks = [{"model_kwargs": {"moe_layers": layers}} for layers in ([2, 3], "every_two", [8, 10])]
-    assert ablated(tmp_path, "moe_layers", *blocks) == [(2, 3), (8, 10), "every_two"]
-    assert ablated(tmp_path, "supcon_coef", {}, {"supcon_coef": 1.0}, {"supcon_coef": 0.0}) == [0.0, 0.1, 1.0]
-
-
-def test_the_papers_figures_stand_beside_a_recipe_s_folder(tmp_path, capsys):
+def test_the_papers_figures_stand_beside_a_recipe_s_folder(tmp_path, shown, capsys):
     """In every format, in a column of their own; other runs are told what differs."""
     recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
     write_sweep(tmp_path / "recipe", num_domains=4, hparams_seeds=(0,), **recipe)
     write_sweep(tmp_path / "other", num_domains=4, hparams_seeds=(0,), **{**recipe, "steps": 300})
     stated = "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)"
+    words = (tmp_path / "recipe", "--rules", "training_domain_validation", "--papers", "--format")
     for format_, cell in (("text", stated), ("markdown", stated), ("latex", stated.replace("±", r"$\pm$"))):
-        out = shown(
-            capsys, tmp_path / "recipe", "--papers", "--rules", "training_domain_validation", "--format", format_
-        )
-        assert out.count("(papers)") == 1
-        assert out.count(cell) == 1
-    (average,) = [row for row in csv_rows(shown(capsys, tmp_path / "recipe", "--papers", "--format", "csv",
-        "--rules", "training_domain_validation")) if row["column"] == "average"]  # fmt: skip
+        out = shown(*words, format_)
+        assert (out.count("(papers)"), out.count(cell)) == (1, 1)
+    (average,) = [row for row in csv_rows(shown(*words, "csv")) if row["column"] == "average"]
     assert average["papers"] == stated
-    assert "(papers)" not in shown(capsys, tmp_path / "recipe")
+    assert "(papers)" not in shown(tmp_path / "recipe")
     load_tool("collect_results").main([str(tmp_path / "other"), "--papers"])
     streams = capsys.readouterr()
     assert "(papers)" not in streams.out
-    (line,) = [line for line in streams.err.splitlines() if line.startswith("papers: ")]
-    assert line == (
-        "papers: PACS, ERM, gmoe_small_patch16: differs from gmoe_small (GMoE, Table 1) in steps=300 (there 5001)"
-    )
+    differing = "differs from gmoe_small (GMoE, Table 1) in steps=300 (there 5001)"
+    lines = [line for line in streams.err.splitlines() if line.startswith("papers: ")]
+    assert lines == [f"papers: PACS, ERM, gmoe_small_patch16: {differing}"]
 
 
-def test_a_rule_without_its_scores_says_so_in_one_line(folder, capsys):
+def test_what_no_table_counts_is_named_on_lines_of_its_own(tmp_path, capsys):
     tool = load_tool("collect_results")
-    with pytest.raises(SystemExit, match=r"ood_f1_macro: records: .* lack f1_macro on the ood validation split") as end:
-        tool.main([str(folder), "--rules", "ood_f1_macro"])
-    assert "\n" not in str(end.value)
-    tool.main([str(folder), "--rules", "ood_f1_macro", "oracle"])
-    streams = capsys.readouterr()
-    assert "ood_f1_macro: records" in streams.err
-    assert "selection by test-domain validation" in streams.out
-
-
-def test_names_with_line_breaks_stay_on_their_line(tmp_path, capsys):
-    write_sweep(tmp_path, dataset="colored\ndigits", skip=[((0,), 0, 0)])
-    write_run(tmp_path / "none\nheld", invented_records([]))
-    load_tool("collect_results").main([str(tmp_path), "--rules", "oracle", "--format", "csv"])
+    write_sweep(tmp_path / "sweep", dataset="colored\ndigits", skip=[((0,), 0, 0)])
+    write_run(tmp_path / "sweep" / "none\nheld", invented_records([]))
+    tool.main([str(tmp_path / "sweep"), "--rules", "oracle", "ood_f1_macro", "--format", "csv"])
     errors = capsys.readouterr().err
     assert r"missing in colored\ndigits" in errors
-    assert r"left out: " in errors
-    assert r"none\nheld" in errors
-
-
-def test_runs_that_no_table_counts_are_named(tmp_path, capsys):
+    assert re.search(r"left out: .*none\\nheld", errors)
+    assert "ood_f1_macro: records" in errors
     for test in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3]):
-        write_run(tmp_path / f"held_{len(test)}", invented_records(test, num_domains=5))
-    load_tool("collect_results").main([str(tmp_path)])
+        write_run(tmp_path / "runs" / f"held_{len(test)}", invented_records(test, num_domains=5))
+    tool.main([str(tmp_path / "runs")])
     assert re.findall(r"holds out (\d) domains, in no table: .*/held_(\d)", capsys.readouterr().err) == [("3", "3")]
-    load_tool("collect_results").main([str(tmp_path), "--rules", "oracle"])  # others are left out by choice
+    tool.main([str(tmp_path / "runs"), "--rules", "oracle"])  # others are left out by choice
     assert "in no table" not in capsys.readouterr().err
-    load_tool("collect_results").main([str(tmp_path / "held_2"), str(tmp_path / "held_4")])
-    assert re.findall(r"holds out (\d) domains, in no table", capsys.readouterr().err) == ["2"]
 
 
-def test_a_folder_without_runs_is_an_error(tmp_path):
-    with pytest.raises(SystemExit, match=r"collect_results\.py: RecordError: .*no finished runs"):
-        load_tool("collect_results").main([str(tmp_path)])
+REFUSED = [
+    (["--rules", "ood_f1_macro"], "RecordError: ood_f1_macro: records: "),
+    (["--compare", "a", "b", "--format", "json"], "ArgumentError: format='json': "),
+    (["--compare", "a", "c"], r"ArgumentError: compare=\['a', 'c'\]: "),
+    (["--compare", "a", "b", "--relative-to", "b"], "ArgumentError: relative_to='b': "),
+    (["--new-site", "--rules", "oracle"], r"ArgumentError: rules=\['oracle'\]: "),
+]
 
 
-def test_the_accuracy_at_a_new_site(folder, tmp_path, capsys):
-    text = shown(capsys, folder, "--new-site")
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_options_without_an_effect_are_refused(words, message, folder, shown):
+    with pytest.raises(SystemExit, match=rf"^collect_results\.py: {message}[^\n]*$"):
+        shown(folder, *words)
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path, shown):
+    with pytest.raises(SystemExit, match=r"^collect_results\.py: RecordError: folders="):
+        shown(tmp_path)
+
+
+def test_the_accuracy_at_a_new_site(folder, shown):
+    text = shown(folder, "--new-site")
     assert "95% prediction interval for one new site: none, because 3 held-out domains are fewer than 4" in text
     assert "Rows compared" in text
-    (first, second) = csv_rows(shown(capsys, folder, "--new-site", "--format", "csv"))
+    (first, second) = csv_rows(shown(folder, "--new-site", "--format", "csv"))
     assert (first["comparison"], first["domains"], second["pairs"]) == ("recommended", "3", "8.0")
-    assert json.loads(shown(capsys, folder, "--new-site", "--format", "json"))[0]["p"] is None
-    assert r"\begin{tabular}" in shown(capsys, folder, "--new-site", "--format", "latex")
-    with pytest.raises(SystemExit, match=r"rules=\['oracle'\]: has no effect beside --new-site"):
-        shown(capsys, folder, "--new-site", "--rules", "oracle")
-    alone = write_run(tmp_path / "alone", invented_records([1], dataset="colored_digits"))
-    with pytest.raises(SystemExit, match=r"RecordError: held-out domains='\+80%': too few .*timm-moe-dg sweep$"):
-        shown(capsys, alone, "--new-site")
-    other = write_run(tmp_path / "other", invented_records([1]))
-    with pytest.raises(SystemExit, match=r"dataset='colored_digits' in .*/alone, 'toy' in .*/other: a recommendation"):
-        shown(capsys, alone, other, "--new-site")
+    assert json.loads(shown(folder, "--new-site", "--format", "json"))[0]["p"] is None
+    assert r"\begin{tabular}" in shown(folder, "--new-site", "--format", "latex")

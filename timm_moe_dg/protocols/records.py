@@ -24,31 +24,26 @@ OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
 _SCORE = re.compile(r"(env\d+)_(in_acc|out_acc|out_loss)")
-_NUMBER: tuple[Kind, str] = (int | float, "a number")
-_TABLE: tuple[Kind, str] = (dict, "a JSON object")
-_NAME: tuple[Kind, str] = (str, "a name")
-_WHOLE: tuple[Kind, str] = (int, "a whole number")
-
-# name -> type, and the type in words
-_FIELDS = {
+_NUMBER: Kind = int | float
+_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("step", "epoch", "step_time", "mem_gb"), _NUMBER),
-    **dict.fromkeys(("args", "hparams"), _TABLE),
+    **dict.fromkeys(("args", "hparams"), dict),
 }
-_ARGS: Mapping[str, tuple[Kind, str]] = {
-    **dict.fromkeys(("dataset", "algorithm"), _NAME),
-    "test_envs": ([int], "a list of domain positions"),
-    **dict.fromkeys(("trial_seed", "hparams_seed"), _WHOLE),
+_ARGS: Mapping[str, Kind] = {
+    **dict.fromkeys(("dataset", "algorithm"), str),
+    **dict.fromkeys(("trial_seed", "hparams_seed"), int),
+    "test_envs": [int],
 }
-_OPTIONAL_ARGS: Mapping[str, tuple[Kind, str]] = {
-    "domains": ([str], "a list of names"),
-    "split_sizes": ([[int]], "a list of pairs of whole numbers"),
-    "domain_facts": ([[str]], "role, group and split of each domain"),
-    "versions": _TABLE,
-    "average_method": _NAME,
-    "average_of": ([str], "a list of names"),
+_OPTIONAL_ARGS: Mapping[str, Kind] = {
+    "domains": [str],
+    "average_of": [str],
+    "average_method": str,
+    "split_sizes": [[int]],  # numbers of images in both splits of each domain
+    "domain_facts": [[str]],  # role, group and split of each domain
+    "versions": dict,
 }
-_SCORES = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
-_OPTIONAL_SCORES = {**dict.fromkeys(("group_accuracy", "num_samples"), _TABLE), "worst_group": _NAME}
+_SCORES: Mapping[str, Kind] = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
+_OPTIONAL_SCORES: Mapping[str, Kind] = {"worst_group": str, "group_accuracy": dict, "num_samples": dict}
 
 
 class RoleScores(TypedDict, total=False):
@@ -120,28 +115,30 @@ class Record:
         _check(row, _FIELDS)
         args = row["args"]
         check_format(args, f"record={_shortened(line)!r}")
-        _check(args, _ARGS, _OPTIONAL_ARGS, place="args[{!r}]")
+        _check(args, _ARGS, _OPTIONAL_ARGS)
         if wrong := mistyped(args):
             raise RecordError(f"args: {wrong}; the row is damaged")
         fields = {name: row.pop(name) for name in _FIELDS}
-        roles, metrics, averaged = row.pop("roles", {}), row.pop("metrics", {}), row.pop("averaged", False)
-        _check({"roles": roles, "metrics": metrics}, {"roles": _TABLE, "metrics": _TABLE})
-        _check(metrics, dict.fromkeys(metrics, ([int | float], "a list of numbers")), place="metrics[{!r}]")
-        _check(roles, dict.fromkeys(roles, _TABLE), place="roles[{!r}]")
-        for scores in roles.values():
+        tables = {name: row.pop(name, {}) for name in ("roles", "metrics")}
+        fields["averaged"] = row.pop("averaged", False)
+        _check_values(tables, dict)
+        _check_values(tables["metrics"], [_NUMBER])
+        _check_values(tables["roles"], dict)
+        for scores in tables["roles"].values():
             _check(scores, _SCORES, _OPTIONAL_SCORES)
             for name in ("group_accuracy", "num_samples"):
-                _check(scores.get(name, {}), dict.fromkeys(scores.get(name, {}), _NUMBER))
-        _check(row, dict.fromkeys(row, _NUMBER))
+                _check_values(scores.get(name, {}), _NUMBER)
+        _check_values(row, _NUMBER)
         columns = _pop_scores(row)
-        if any(len(scores) != len(columns["in_acc"]) for scores in metrics.values()):
+        domains = len(columns["in_acc"])
+        if any(len(scores) != domains for scores in tables["metrics"].values()):
             raise RecordError("metrics: must have a number for each domain; the row is damaged")
         sizes = args.get("split_sizes")
-        if sizes is not None and [len(pair) for pair in sizes] != [2] * len(columns["in_acc"]):
-            raise RecordError("args['split_sizes']: must have two numbers for each domain; the row is damaged")
-        if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < len(columns["in_acc"])]:
-            raise RecordError(f"args['test_envs']: there is no domain {unknown[0]}; the row is damaged")
-        return cls(**fields, **columns, losses=row, roles=roles, metrics=metrics, averaged=averaged)
+        if sizes is not None and [len(pair) for pair in sizes] != [2] * domains:
+            raise RecordError("split_sizes: must have two numbers for each domain; the row is damaged")
+        if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < domains]:
+            raise RecordError(f"test_envs: there is no domain {unknown[0]}; the row is damaged")
+        return cls(**fields, **columns, **tables, losses=row)
 
 
 def read_records(path: str | os.PathLike[str], *, unfinished: bool = False) -> list[Record]:
@@ -186,19 +183,19 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 def _check(
-    values: Mapping[str, object],
-    required: Mapping[str, tuple[Kind, str]],
-    optional: Mapping[str, tuple[Kind, str]] | None = None,
-    place: str = "{}",
+    values: Mapping[str, object], required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
 ) -> None:
     """Checks the types of a table's values; optional ones may be missing or None."""
-    if missing := [place.format(name) for name in required if name not in values]:
+    if missing := [name for name in required if name not in values]:
         raise RecordError(f"lacks {', '.join(missing)}; the row is damaged")
     given = {name: kind for name, kind in (optional or {}).items() if values.get(name) is not None}
-    for name, (kind, words) in {**required, **given}.items():
+    for name, kind in {**required, **given}.items():
         if not fits(values[name], kind):
-            value = _shortened(repr(values[name]))
-            raise RecordError(f"{place.format(name)}={value}: must be {words}; the row is damaged")
+            raise RecordError(f"{name}={_shortened(repr(values[name]))}: has another type; the row is damaged")
+
+
+def _check_values(values: Mapping[str, object], kind: Kind) -> None:
+    _check(values, dict.fromkeys(values, kind))
 
 
 def _pop_scores(row: dict[str, float]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appe
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from math import nan
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -135,18 +135,13 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 
 
 def make_tables(
-    runs: Sequence[FinishedRun],
-    rules: Sequence[str] = RULES,
-    report: Value = reported_accuracy,
-    further: Sequence[Column] = (),
-    by_group: bool = False,
+    runs: Sequence[FinishedRun], rules: Sequence[str] = RULES, further: Sequence[Column] = (), by_group: bool = False
 ) -> list[Table]:
     """Makes the tables of all rules and data sets that the runs have results for.
 
     Args:
         runs: Finished runs on any data sets.
         rules: Names in `RULES`.
-        report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
         further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
@@ -156,15 +151,13 @@ def make_tables(
     tables: list[Table] = []
     for rule in rules:
         made: list[Table] = []
-        for frame in data:
-            if not _applies(rule, list(frame.run)):
-                continue
+        for frame in [frame for frame in data if _applies(rule, list(frame.run))]:
             if rule == SINGLE_SOURCE:
                 made += _single_source_tables(frame, further)
             elif rule in OFFICIAL_RULES:
                 made += _official_tables(frame, rule, further, by_group)
             else:
-                made.append(_held_out_table(frame, rule, report, further))
+                made.append(_held_out_table(frame, rule, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
@@ -203,34 +196,32 @@ def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     return {len(run.test_domains) for run in runs} >= ({1, 2} if rule == CROSS_VALIDATION else {1})
 
 
-def _held_out_table(runs: pd.DataFrame, rule: str, report: Value, further: Sequence[Column]) -> Table:
+def _held_out_table(runs: pd.DataFrame, rule: str, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
     names = domain_names([run.records[0] for run in runs.run])
-    needed, sizes = leave_one_domain_out(len(names)), [1]
-    if rule == CROSS_VALIDATION:  # also needs the runs that hold out another domain beside the test domain
-        needed, sizes = leave_one_or_two_domains_out(len(names)), [1, 2]
-    held_out = runs[runs.test_domains.map(len).isin(sizes)]
+    needed = leave_one_or_two_domains_out(len(names)) if rule == CROSS_VALIDATION else leave_one_domain_out(len(names))
+    held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
-    values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
+    values, title = selected.map(reported_accuracy).astype(float), f"selection by {rule_title(rule)}"
     shares = [(name, at(values, "domain", domain)) for domain, name in enumerate(names)]
-    shares += _averaged([Column(AVERAGE, report), *further], selected, len(names))
-    return _table(runs, rule, title, shares, missing=_missing(needed, runs), kinds={"OOD": range(len(names))})
+    shares += _averaged([Column(AVERAGE, reported_accuracy), *further], selected, len(names))
+    return _table(runs, rule, title, shares, _missing(needed, runs), {"OOD": range(len(names))})
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
     """One table per training domain."""
     names, tables = domain_names([run.records[0] for run in runs.run]), []
-    out = [Column(name, _out_accuracy(domain)) for domain, name in enumerate(names)]
     for source, held_out in enumerate(single_source(len(names))):
-        of_source = runs[[domains == held_out for domains in runs.test_domains]]
+        of_source = runs[runs.test_domains.isin([held_out])]
         if len(of_source):
-            own, others = out[source]._replace(title=f"{names[source]} (IID)"), [out[domain] for domain in held_out]
+            columns = [Column(f"{names[source]} (IID)", _out_accuracy(source))]
+            columns += [Column(names[domain], _out_accuracy(domain)) for domain in held_out]
+            columns += [Column(AVERAGE_OOD, transfer_accuracy), *further]
             title = f"trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
-            columns = [own, *others, Column(AVERAGE_OOD, transfer_accuracy), *further]
-            kinds = {"IID": [0], "OOD": range(1, len(names))}
-            more: dict[str, Any] = {"missing": _missing([held_out], runs), "kinds": kinds, "trained_on": names[source]}
             shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
-            tables.append(_table(runs, SINGLE_SOURCE, title, shares, **more))
+            kinds, missing = {"IID": [0], "OOD": range(1, len(names))}, _missing([held_out], runs)
+            table = _table(runs, SINGLE_SOURCE, title, shares, missing, kinds)
+            tables.append(replace(table, trained_on=names[source]))
     return tables
 
 
@@ -265,7 +256,7 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
     title += f", held out in turn: {'; '.join(held_out)}" if any(held_out) else ""
     shares = _averaged([*columns, *further], selected, len(held_out))
-    return _table(runs, rule, title, shares, expected=len(seeds), missing=missing, kinds=kinds)
+    return _table(runs, rule, title, shares, missing, kinds)
 
 
 def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[Column], dict[str, Sequence[int]]]:
@@ -320,13 +311,18 @@ def _averaged(columns: Sequence[Column], selected: pd.Series, number: int = 1) -
 
 
 def _table(
-    runs: pd.DataFrame, rule: str, title: str, columns: Sequence[tuple[str, pd.Series]], expected: int = 0, **more: Any
+    runs: pd.DataFrame,
+    rule: str,
+    title: str,
+    columns: Sequence[tuple[str, pd.Series]],
+    missing: Sequence[str],
+    kinds: Mapping[str, Sequence[int]],
 ) -> Table:
     """Makes a table of columns: their titles, and their shares by row and trial seed."""
     titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
-    dataset, seeds = next(iter(runs.run)).dataset, [expected or runs.seed.nunique()] * len(columns)
-    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), scores, seeds, rows, **more)
+    dataset, expected = next(iter(runs.run)).dataset, [runs.seed.nunique()] * len(columns)
+    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), scores, expected, rows, missing, kinds=kinds)
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
