@@ -85,14 +85,9 @@ class Domain(ABC, Generic[Stored]):
     def without(self, positions: Collection[int]) -> Self:
         """Returns this domain without the images at some positions. An official split loses the same images."""
         remaining = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
-        return replace(
-            self,
-            targets=take(self.targets, remaining),
-            images=take(self.images, remaining),
-            metadata=None if self.metadata is None else self.metadata[remaining],
-            pictures=self.pictures and take(self.pictures, remaining),
-            split=self.split and Split(*(_renumbered(part, remaining) for part in vars(self.split).values())),
-        )
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, list | np.ndarray)}
+        split = self.split and Split(*(_renumbered(part, remaining) for part in vars(self.split).values()))
+        return replace(self, split=split, **{name: take(column, remaining) for name, column in columns.items()})
 
 
 class FileDomain(Domain[Stored]):

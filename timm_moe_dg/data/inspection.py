@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,12 +20,10 @@ from tqdm.auto import tqdm
 
 from ..errors import DataError, ImageReadError, check_regular_file
 from .domains import Domain, FileDomain, Split, file_names
-from .readers.folders import count_kinds, kind_of
 from .readers.hub_data import HubDomain
 from .readers.images import REPAIR, has_deep_values
 
 MAX_NAMED = 5  # messages in the log
-_LOGGER = logging.getLogger(__name__)
 MAX_PROBED = 16  # files of a domain
 FAR = 8  # deviations from a mean
 Fingerprint: TypeAlias = Sequence[Mapping[str, Any]]  # a table for each domain: its name, its size and digests
@@ -46,6 +43,8 @@ PARTS: Mapping[str, str] = {
     "readable": "the images that can be read",
 }
 FILES = tuple(part for part in PARTS if part != "readable")  # known without reading all images
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def drop_unreadable(domains: Sequence[Domain], workers: int = 1) -> tuple[list[Domain], list[str]]:
@@ -70,11 +69,8 @@ def check_readable(domains: Sequence[Domain], workers: int = 1) -> None:
     errors = _read_errors(domains, workers)
     messages = [message.removesuffix(f"; {REPAIR}") for unreadable in errors for message in unreadable.values()]
     if messages:
-        pairs = zip(domains, errors, strict=True)
-        kinds = Counter(kind_of(domain.file(position)) for domain, unreadable in pairs for position in unreadable)
-        counts = f"{len(messages)} of {sum(map(len, domains))} ({count_kinds(kinds)})"
-        remedy = "repair or remove them, or give --skip-unreadable"
-        raise DataError(f"images: {counts} cannot be read: {_first(messages)}; {remedy}")
+        counts = f"{len(messages)} of {sum(map(len, domains))} cannot be read"
+        raise DataError(f"images: {counts}: {_first(messages)}; repair or remove them, or give --skip-unreadable")
 
 
 def _read_errors(domains: Sequence[Domain], workers: int) -> list[dict[int, str]]:
@@ -109,8 +105,13 @@ def _first(messages: Sequence[str]) -> str:
 
 def deep_share(domain: Domain) -> float:
     """Share of files with other values than 8-bit ones among a few, in equal distances. Their first bytes are read."""
-    positions = np.unique(np.linspace(0, len(domain) - 1, MAX_PROBED).astype(int)) if len(domain) else ()
-    return float(np.mean([_is_deep(domain, int(position)) for position in positions])) if len(positions) else 0.0
+    positions = _spread(len(domain), MAX_PROBED)
+    return float(np.mean([_is_deep(domain, position) for position in positions])) if positions else 0.0
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """Returns at most `count` positions in equal distances."""
+    return np.unique(np.linspace(0, size - 1, count).astype(int)).tolist() if size else []
 
 
 def warn_of_far_values(domains: Sequence[Domain], mean: Sequence[float], std: Sequence[float]) -> None:
@@ -271,8 +272,7 @@ def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
 
 def _sampled(sizes: np.ndarray) -> list[int]:
     """Positions of the files whose content is read."""
-    count = SAMPLED if 2 * len(np.unique(sizes)) > len(sizes) else SAMPLED_OF_EQUAL
-    return np.unique(np.linspace(0, len(sizes) - 1, count).astype(int)).tolist() if len(sizes) else []
+    return _spread(len(sizes), SAMPLED if 2 * len(np.unique(sizes)) > len(sizes) else SAMPLED_OF_EQUAL)
 
 
 def _content(image: str | bytes) -> bytes:

@@ -19,9 +19,10 @@ from .readers.csv_tables import below, name_of_field, read_csv
 
 NO_DOMAIN = "none"  # in place of test domains
 HELD_OUT_GROUPS = 0.2  # share of the groups of several domains to validate on, and again to test on
+EXAMPLE = r"such as '(P\d+)_'"  # of a pattern of groups
+
 Part = Literal["train", "validation", "test"]
 _LOGGER = logging.getLogger(__name__)
-EXAMPLE = r"such as '(P\d+)_'"
 
 
 def seed_hash(*parts: object) -> int:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list
     geometric = [_pixel_tensor, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
     color = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
     # Jitter and gray are defined for RGB only, and clip values of more than 8 bits.
-    return [*geometric, *([_OnEightBits(v2.Compose(color))] if channels == RGB else ())]
+    return [*geometric, *([partial(_on_eight_bits, v2.Compose(color))] if channels == RGB else ())]
 
 
 AUGMENTATIONS: Mapping[str, Callable[..., list[Callable]]] = {
@@ -46,12 +47,14 @@ def training_transform(
     """
     if augmentation not in AUGMENTATIONS:
         raise ArgumentError.of("augmentation", augmentation, f"choose from {', '.join(AUGMENTATIONS)}")
-    return v2.Compose([_FillMissing(mean), *AUGMENTATIONS[augmentation](size, len(mean)), *_to_tensor(mean, std)])
+    return v2.Compose(
+        [partial(_fill_missing, mean), *AUGMENTATIONS[augmentation](size, len(mean)), *_to_tensor(mean, std)]
+    )
 
 
 def evaluation_transform(size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Transform:
     """Builds the evaluation transform: the whole image squeezed to `size`, bilinear, as DomainBed evaluates."""
-    return v2.Compose([_FillMissing(mean), v2.Resize(size), *_to_tensor(mean, std)])
+    return v2.Compose([partial(_fill_missing, mean), v2.Resize(size), *_to_tensor(mean, std)])
 
 
 def with_timm_augmentation(
@@ -107,26 +110,16 @@ def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callabl
         raise ArgumentError.of("aa", policy, remedy) from error
 
 
-@dataclass(frozen=True)
-class _FillMissing:
+def _fill_missing(mean: Sequence[float], image: Pixels) -> Pixels:
     """Gives values without data (NaN) the mean of their band. Resizing would spread them to all around."""
-
-    mean: Sequence[float]
-
-    def __call__(self, image: Pixels) -> Pixels:
-        if not isinstance(image, Tensor) or not image.is_floating_point():
-            return image
-        return torch.where(image.isnan(), image.new_tensor(self.mean)[:, None, None], image)
+    if not isinstance(image, Tensor) or not image.is_floating_point():
+        return image
+    return torch.where(image.isnan(), image.new_tensor(mean)[:, None, None], image)
 
 
-@dataclass(frozen=True)
-class _OnEightBits:
-    """A transform of images of 8 bits, which leaves others as they are."""
-
-    transform: Callable[[Tensor], Tensor]
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return image if image.is_floating_point() else self.transform(image)
+def _on_eight_bits(transform: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    """Transforms images of 8 bits, and leaves others as they are."""
+    return image if image.is_floating_point() else transform(image)
 
 
 def _pixel_tensor(image: Pixels) -> Tensor:

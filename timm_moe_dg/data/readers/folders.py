@@ -59,14 +59,10 @@ def kind_of(name: str) -> str:
 
 
 def describe_left_out(left_out: Counter[str]) -> str:
-    """Counts files that are no images by their kind."""
-    return f"left out, since Pillow does not read such files: {count_kinds(left_out)}"
-
-
-def count_kinds(counts: Counter[str]) -> str:
-    """Lists the most frequent kinds of files with their numbers."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(MAX_KINDS))
-    return kinds + (f" and {len(counts) - MAX_KINDS} more kinds" if len(counts) > MAX_KINDS else "")
+    """Counts files that are no images by their kind, the most frequent ones first."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common(MAX_KINDS))
+    more = f" and {len(left_out) - MAX_KINDS} more kinds" if len(left_out) > MAX_KINDS else ""
+    return f"left out, since Pillow does not read such files: {kinds}{more}"
 
 
 def is_hidden(path: str) -> bool:

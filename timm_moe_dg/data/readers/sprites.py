@@ -9,11 +9,10 @@ animal is in all five domains at the same position. A held-out domain therefore 
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -51,12 +50,6 @@ class SpritesDomain(Domain[np.ndarray]):
     def image(self, index: int) -> Image.Image:
         """Returns one animal as an RGB image of 48 x 48 pixels."""
         return Image.fromarray(self.images[index])
-
-    def without(self, positions: Collection[int]) -> Self:
-        """Returns this domain without the animals at some positions."""
-        remains = ~np.isin(np.arange(len(self)), list(positions))
-        fewer = super().without(positions)
-        return replace(fewer, part_maps=self.part_maps[remains], attributes=self.attributes[remains])
 
 
 class Animals(NamedTuple):
