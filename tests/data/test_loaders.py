@@ -36,6 +36,7 @@ from timm_moe_dg.errors import ImageReadError, ProtocolError
 
 SIZES = (30, 50, 41)
 NEUTRAL = {"size": (8, 8), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+PHOTOGRAPH = training_transform("photograph", **NEUTRAL)
 
 
 class Numbered(Domain):
@@ -80,11 +81,8 @@ def identities(images):
     return [(int(image[0, 0, 0]), int(image[1, 0, 0])) for image in images]
 
 
-def assert_same(steps, expected):
-    for minibatches, others in zip(steps, expected, strict=True):
-        for (images, targets), (other_images, other_targets) in zip(minibatches, others, strict=True):
-            assert torch.equal(images, other_images)
-            assert torch.equal(targets, other_targets)
+def drawn_by(draws, domain, numbers):
+    return [identities(draws[domain, number][0][None])[0] for number in numbers]
 
 
 def test_draws_come_from_the_inside_part_with_replacement():
@@ -97,34 +95,26 @@ def test_draws_come_from_the_inside_part_with_replacement():
     assert chi_square < 60  # 32 degrees of freedom: exceeded by one sound sampler in five hundred
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(workers):
-    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
-    assert_same(take(draws, 5, workers=workers), take(draws, 5))
-
-
-def test_what_a_domain_draws_does_not_depend_on_the_others():
-    draws = make_draws()
-    both, alone = take(draws, 3), take(draws, 3, domains=[2])
-    for step in range(3):
-        assert torch.equal(both[step][1][0], alone[step][0][0])
+def test_workers_and_other_domains_change_nothing():
+    draws = make_draws(Noisy, PHOTOGRAPH)
+    expected = take(draws, 5)
+    for workers in (1, 2):
+        for minibatches, others in zip(take(draws, 5, workers=workers), expected, strict=True):
+            for batch, other in zip(minibatches, others, strict=True):
+                assert all(map(torch.equal, batch, other))
+    for alone, both in zip(take(draws, 5, domains=[2]), expected, strict=True):
+        assert torch.equal(alone[0][0], both[1][0])
 
 
 def test_seed_and_domain_and_draw_all_matter():
-    draws = make_draws()
     inside = np.arange(30)
-    alike = TrainingDraws([Numbered.of(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), seed=3)
-    streams = [
-        [identities(draws_[domain, number][0][None])[0] for number in range(start, start + 20)]
-        for draws_, domain, start in [(alike, 0, 0), (alike, 1, 0), (alike, 0, 20)]
-    ]
-    other_seed = make_draws(seed=4)
-    streams.append([identities(other_seed[0, number][0][None])[0] for number in range(20)])
-    assert len({str(stream) for stream in streams}) == 4
-    assert str([identities(draws[0, number][0][None])[0] for number in range(20)]) not in map(str, streams[3:])
-
-
-def test_the_same_image_is_augmented_anew():
+    alike, other = (
+        TrainingDraws([Numbered.of(0, 30)] * 3, [Split(inside, inside)] * 3, PILToTensor(), seed=seed)
+        for seed in (3, 4)
+    )
+    streams = [(alike, 0, 0), (alike, 1, 0), (alike, 0, 20), (other, 0, 0)]
+    assert len({str(drawn_by(draws, domain, range(start, start + 20))) for draws, domain, start in streams}) == 4
+    # The same image is augmented anew
     only = np.array([5])
     draws = TrainingDraws([Noisy.of(0, 30)], [Split(only, only)], training_transform("digit", **NEUTRAL), seed=0)
     views = {draws[0, number][0].numpy().tobytes() for number in range(10)}
@@ -132,7 +122,7 @@ def test_the_same_image_is_augmented_anew():
 
 
 def test_global_random_state_is_left_alone():
-    draws = make_draws(Noisy, training_transform("photograph", **NEUTRAL))
+    draws = make_draws(Noisy, PHOTOGRAPH)
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
@@ -142,10 +132,19 @@ def test_global_random_state_is_left_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize(("batch_size", "processes"), [(6, 4), (0, 1), (3, 2)])
-def test_batch_that_processes_cannot_share(batch_size, processes):
-    with pytest.raises(ProtocolError, match=rf"batch_size={batch_size}.*processes \({processes}\)"):
-        take(make_draws(), 1, batch_size=batch_size, num_processes=processes)
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ({"batch_size": 6, "num_processes": 4}, "batch_size=6"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 3, "num_processes": 2}, "batch_size=3"),
+        ({"domains_per_step": -1}, "domains_per_step=-1"),
+        ({"domains_per_step": 3}, "domains_per_step=3"),
+    ],
+)
+def test_batches_and_domains_that_cannot_be_shared_out_are_refused(sampler, message):
+    with pytest.raises(ProtocolError, match=message):
+        take(make_draws(), 1, **sampler)
 
 
 def _scheduled_and_ended():
@@ -179,13 +178,12 @@ def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
     traceback.clear_frames(caught.tb)  # or the garbage collection waits 5 s for a worker
 
 
-@pytest.mark.slow
 def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
     domain = replace(Numbered.of(0, 60), targets=[0] * 40 + [1] * 5 + [4] * 15)
     inside = np.array([*range(30), *range(40, 44), *range(50, 60)])  # 30, 4 and 10 of the three classes
     draws = TrainingDraws([domain], [Split(inside, inside)], PILToTensor(), seed=3, class_balanced=True)
     number = 3000
-    drawn = Counter(identities(draws[0, position][0][None])[0][1] for position in range(number))
+    drawn = Counter(index for _, index in drawn_by(draws, 0, range(number)))
     assert set(drawn) == set(inside.tolist())
     for members, size in ((range(30), 30), (range(40, 44), 4), (range(50, 60), 10)):
         counts = np.array([drawn[index] for index in members])
@@ -194,33 +192,27 @@ def test_class_balanced_draws_are_uniform_over_classes_and_then_within_each():
         assert ((counts - expected) ** 2 / expected).sum() < size + 5 * np.sqrt(2 * size)
 
 
-def augmented_evaluation(draws, seed=3, training=(0, 2)):
-    view = training_transform("photograph", **NEUTRAL)
-    augmented = AugmentedValidation(view, training, seed)
+def augmented_evaluation(draws, seed=3):
+    augmented = AugmentedValidation(PHOTOGRAPH, (0, 2), seed)
     return EvaluationImages(draws.domains, draws.splits, evaluation_transform(**NEUTRAL), augmented=augmented)
 
 
-def test_only_validation_images_of_training_domains_are_augmented():
+def test_only_validation_images_of_training_domains_are_augmented_by_seed_domain_and_position_alone():
     draws = make_draws(Noisy)
     plain = EvaluationImages(draws.domains, draws.splits, evaluation_transform(**NEUTRAL))
+    images = augmented_evaluation(draws)
     changed = Counter()
-    for (image, *rest), (other, *others) in zip(plain, augmented_evaluation(draws), strict=True):
+    for (image, *rest), (other, *others) in zip(plain, images, strict=True):
         assert rest == others
         changed[rest[1]] += not torch.equal(image, other)
     sizes = [len(draws.splits[domain].outside) for domain in (0, 2)]
     assert +changed == {1: sizes[0], 5: sizes[1]}
-
-
-def test_augmented_validation_follows_seed_domain_and_position_alone():
-    draws = make_draws(Noisy)
-    images = augmented_evaluation(draws)
     again = [batch for batch, *_ in evaluation_loader(images, batch_size=16, workers=2)]
     torch.manual_seed(7)
     once = [batch for batch, *_ in evaluation_loader(images, batch_size=16, workers=0)]
     assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
-    other = list(augmented_evaluation(draws, seed=4))
     first = len(draws.splits[0].inside)
-    assert not torch.equal(other[first][0], images[first][0])
+    assert not torch.equal(augmented_evaluation(draws, seed=4)[first][0], images[first][0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -233,13 +225,12 @@ def test_evaluation_sees_every_image_once_in_its_group(workers):
         for (number, index), target, group in zip(identities(batch), targets.tolist(), groups.tolist(), strict=True):
             assert target == draws.domains[number].targets[index]
             seen.append((number, index, group))
-    expected = [
+    assert seen == [
         (number, int(index), 2 * number + side)
         for number, split in enumerate(draws.splits)
         for side, part in enumerate((split.inside, split.outside))
         for index in part
     ]
-    assert seen == expected
 
 
 def group_sampler(**changes):
@@ -271,20 +262,11 @@ def test_domains_and_ordered_pairs_of_domains_are_drawn_uniformly(size):
 
 
 def test_minibatches_are_of_the_domains_that_the_sampler_says():
-    draws = make_draws()
     sampler = StepSampler([0, 1, 2], 4, domains_per_step=2, seed=1)
-    loader = training_loader(draws, sampler, workers=0)
-    for step, minibatches in enumerate(islice(loader, 20)):
+    for step, minibatches in enumerate(islice(training_loader(make_draws(), sampler, workers=0), 20)):
         assert len(minibatches) == sampler.width == 2
         actual = [{number for number, _ in identities(images)} for images, _ in minibatches]
         assert actual == [{domain} for domain in sampler.domains_at(step)]
-
-
-@pytest.mark.parametrize("number", [-1, 4])
-def test_more_domains_in_a_step_than_there_are(number):
-    sampler = StepSampler([0, 1, 2], 4, domains_per_step=number)
-    with pytest.raises(ProtocolError, match=rf"domains_per_step={number}: there are 3 training domains; draw as many"):
-        training_loader(make_draws(), sampler, workers=0)
 
 
 def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:
@@ -313,14 +295,14 @@ SPLITS = [domain.split for domain in DOMAINS]
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_batches_carry_the_metadata_of_their_images(workers):
     draws = TrainingDraws(DOMAINS, SPLITS, gray, seed=0, with_metadata=True)
-    loader = training_loader(draws, StepSampler([0, 1], batch_size=6), workers=workers)
-    for step, minibatches in zip(range(3), loader, strict=False):
+    for minibatches in take(draws, 3, workers, domains=[0, 1]):
         for domain, (images, targets, metadata) in enumerate(minibatches):
             numbers = images[:, 0, 0, 0]
-            assert len(numbers) == 6, step
+            assert len(numbers) == 6
             assert ((numbers >= 40 * domain) & (numbers < 40 * domain + 15)).all()
             assert torch.equal(metadata, torch.stack([numbers, -numbers], dim=1))
             assert torch.equal(targets, numbers.long() % 3)
+    assert {len(minibatch) for minibatch in take(replace(draws, with_metadata=False), 1)[0]} == {2}
 
 
 def test_evaluation_batches_carry_the_metadata_of_their_images():
@@ -331,26 +313,11 @@ def test_evaluation_batches_carry_the_metadata_of_their_images():
     assert torch.equal(metadata, torch.stack([numbers, -numbers], dim=1))
     assert torch.equal(targets, numbers.long() % 3)
     assert torch.bincount(groups).tolist() == [15, 5, 15, 5, 10]
-
-
-def test_location_ids_stay_whole_numbers():
-    domain = place("train", 0, 4, 1)
-    cameras = PlacesDomain(**{**vars(domain), "metadata": np.array([7, -1, 3, 2])})
-    images = EvaluationImages([cameras], [cameras.split], gray, with_metadata=True)
-    *_, metadata = next(iter(evaluation_loader(images, batch_size=4, workers=0)))
-    assert metadata.tolist() == [7, -1, 3, 2]
-    assert metadata.dtype == torch.int64
-
-
-def test_without_being_asked_no_metadata_come():
-    draws = TrainingDraws(DOMAINS, SPLITS, gray, seed=0)
-    assert [len(minibatch) for minibatch in next(iter(training_loader(draws, StepSampler([0], 2), workers=0)))] == [2]
-
-
-def test_metadata_of_a_domain_without_any():
-    images = EvaluationImages([FolderDomain("photo", ("a",), [0], ["0.png"])], SPLITS[:1], gray, with_metadata=True)
-    with pytest.raises(ProtocolError, match="with_metadata=True: domain 'photo' has no metadata; leave it out"):
-        images[0]
+    cameras = replace(DOMAINS[2], metadata=np.arange(10) - 1)  # location ids stay whole numbers
+    assert EvaluationImages([cameras], SPLITS[2:], gray, with_metadata=True)[0][3].dtype == torch.int64
+    photo = FolderDomain("photo", ("a",), [0], ["0.png"])
+    with pytest.raises(ProtocolError, match="with_metadata=True: domain 'photo'"):
+        EvaluationImages([photo], SPLITS[:1], gray, with_metadata=True)[0]
 
 
 def test_domains_set_apart_for_testing_cannot_be_trained_on():

@@ -1,16 +1,16 @@
-"""Seeds and splits against an independent derivation: the Mersenne Twister and its shuffle, written out."""
+"""Seeds and splits against the Mersenne Twister and its shuffle, written out; no group of images in two parts."""
 
 import hashlib
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from timm_moe_dg.data import FolderDomain, get_benchmark, seed_hash, split_domain, split_domains
-from timm_moe_dg.data.splits import group_part, make_splits
-from timm_moe_dg.errors import ArgumentError, ProtocolError
-
-# The last 31 bits of `printf TEXT | md5sum`
-HASHES = [((0, 0), 894182419), ((2, 5), 941488192), (("PACS", "ERM", [0], 0, 0), 94828300)]
+from timm_moe_dg.data import FolderDomain, Split, get_benchmark, seed_hash, split_domain, split_domains
+from timm_moe_dg.data.splits import check_groups, group_part, image_groups, make_splits, split_by_group
+from timm_moe_dg.errors import ArgumentError, MoeDgError, ProtocolError
 
 
 class Twister:
@@ -53,15 +53,16 @@ def shuffled(size, seed):
     return items
 
 
-@pytest.mark.parametrize(("parts", "expected"), HASHES)
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    # The last 31 bits of `printf TEXT | md5sum`
+    [((0, 0), 894182419), ((2, 5), 941488192), (("PACS", "ERM", [0], 0, 0), 94828300)],
+)
 def test_seed_hash_is_md5_of_the_text(parts, expected):
     assert seed_hash(*parts) == expected
 
 
-CASES = [(5, 0, 0), (300, 0, 0), (299, 2, 5), (1670, 1, 3)]
-
-
-@pytest.mark.parametrize(("size", "trial_seed", "domain"), CASES)
+@pytest.mark.parametrize(("size", "trial_seed", "domain"), [(5, 0, 0), (300, 0, 0), (299, 2, 5), (1670, 1, 3)])
 def test_split_is_the_written_out_shuffle(size, trial_seed, domain):
     split = split_domain(size, domain, trial_seed=trial_seed, holdout_fraction=0.2)
     expected = shuffled(size, seed_hash(trial_seed, domain))
@@ -74,24 +75,24 @@ def of_size(size, name="photo"):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.2, 20])
-def test_fraction_outside_zero_to_one(fraction):
+def test_a_fraction_outside_zero_to_one_is_refused(fraction):
     with pytest.raises(ProtocolError, match=rf"holdout_fraction={fraction}"):
         split_domains([of_size(10)], training=[0], trial_seed=0, holdout_fraction=fraction)
 
 
-def test_training_domain_without_validation_images_is_named_but_a_test_domain_may_be_tiny():
-    with pytest.raises(ProtocolError, match="'sketch' has 4 images"):
+def test_a_training_domain_needs_validation_images_and_a_test_domain_none():
+    with pytest.raises(ProtocolError, match=r"holdout_fraction=0.2: domain 'sketch'"):
         split_domains([of_size(4, "sketch"), of_size(10)], training=[0, 1], trial_seed=0)
     splits = split_domains([of_size(4, "sketch"), of_size(10)], training=[1], trial_seed=0)
-    assert len(splits[0].inside) == 4
-    assert len(splits[0].outside) == 0
+    assert (len(splits[0].inside), len(splits[0].outside)) == (4, 0)
 
 
 STYLES = ("Candy", "Mosaic", "Natural", "Udnie")
+TRAINED = (0, 2, 3)
 
 
-@pytest.fixture
-def domains() -> list[FolderDomain]:
+@pytest.fixture(scope="module")
+def photographs() -> list[FolderDomain]:
     stems = [f"{label:03d}.Bird/Bird_{label}_{index}" for label in range(20) for index in range(30)]
     # Natural is in another order and of another type: neither may matter
     orders = {style: stems[::-1] if style == "Natural" else stems for style in STYLES}
@@ -101,47 +102,150 @@ def domains() -> list[FolderDomain]:
 
 
 def split_by_photograph(domains, training):
-    args = {"split_by_photograph": True, "trial_seed": 0}
-    return make_splits(domains, training, args, checking=True)
+    return make_splits(domains, training, {"split_by_photograph": True, "trial_seed": 0}, checking=True)
 
 
 def stems(domain: FolderDomain, positions) -> set[str]:
     return {Path(domain.paths[position]).stem for position in positions}
 
 
-def test_no_photograph_of_a_test_domain_is_trained_on_in_any_style(domains):
-    splits = split_by_photograph(domains, training=[0, 2, 3])
-    trained = set().union(*(stems(domains[index], splits[index].inside) for index in (0, 2, 3)))
-    validated = set().union(*(stems(domain, split.outside) for domain, split in zip(domains, splits, strict=True)))
-    tested = stems(domains[1], splits[1].inside)
+def test_no_photograph_of_a_test_domain_is_trained_on_in_any_style(photographs):
+    splits = split_by_photograph(photographs, training=list(TRAINED))
+    trained = set().union(*(stems(photographs[index], splits[index].inside) for index in TRAINED))
+    validated = set().union(*(stems(domain, split.outside) for domain, split in zip(photographs, splits, strict=True)))
+    tested = stems(photographs[1], splits[1].inside)
     assert tested
     assert not trained & tested
     assert not trained & validated
     assert not tested & validated
     assert len(trained | tested | validated) == 600
+    plain = split_domains(photographs, TRAINED, trial_seed=0)  # which does leak
+    trained = set().union(*(stems(photographs[index], plain[index].inside) for index in TRAINED))
+    assert len(trained & stems(photographs[1], plain[1].inside)) / len(plain[1].inside) > 0.95
 
 
-def test_the_split_domain_by_domain_does_leak(domains):
-    splits = split_domains(domains, [0, 2, 3], trial_seed=0)
-    trained = set().union(*(stems(domains[index], splits[index].inside) for index in (0, 2, 3)))
-    assert len(trained & stems(domains[1], splits[1].inside)) / len(splits[1].inside) > 0.95
-
-
-def test_the_part_is_the_md5_of_the_stem_as_a_fraction(domains):
-    for path in domains[0].paths[:50]:
-        value = int(hashlib.md5(Path(path).stem.encode()).hexdigest()[:16], 16) / 16**16
-        assert group_part(Path(path).stem) == ("test" if value < 0.2 else "validation" if value < 0.4 else "train")
-
-
-def test_shares_are_three_to_one_to_one():
-    parts = [group_part(Path(f"Bird_{number}.jpg").stem) for number in range(10_000)]
+def test_the_part_is_the_md5_of_the_stem_as_a_fraction_in_shares_of_three_to_one_to_one():
+    parts = Counter()
+    for stem in (f"Bird_{number}" for number in range(10_000)):
+        value = int(hashlib.md5(stem.encode()).hexdigest()[:16], 16) / 16**16
+        assert group_part(stem) == ("test" if value < 0.2 else "validation" if value < 0.4 else "train")
+        parts[group_part(stem)] += 1
     for part, share in (("train", 0.6), ("validation", 0.2), ("test", 0.2)):
-        assert parts.count(part) / 10_000 == pytest.approx(share, abs=0.02)  # 4 to 5 standard deviations
+        assert parts[part] / 10_000 == pytest.approx(share, abs=0.02)  # 4 to 5 standard deviations
 
 
-def test_domains_that_are_no_files_or_too_few_are_refused(domains):
-    with pytest.raises(ArgumentError, match="'rot_0' is not made of image files"):
+def test_domains_that_are_no_files_or_too_few_are_refused(photographs):
+    with pytest.raises(ArgumentError, match="split_by_photograph=True: domain 'rot_0'"):
         split_by_photograph(get_benchmark("rotated_digits").read(None), [0])
-    of_training = {index for index, path in enumerate(domains[0].paths) if group_part(Path(path).stem) == "train"}
+    paths = photographs[0].paths
+    others = {index for index, path in enumerate(paths) if group_part(Path(path).stem) != "train"}
     with pytest.raises(ProtocolError, match="no validation group among its 355 images"):
-        split_by_photograph([domains[0].without(set(range(len(domains[0]))) - of_training)], [0])
+        split_by_photograph([photographs[0].without(others)], [0])
+
+
+def grouped(seed: int, domains: int = 4, shared: float = 0.1) -> tuple[list[FolderDomain], list[list[str]]]:
+    """Domains of groups of 1 to 9 images, some of which lie in two domains."""
+    rng = np.random.default_rng(seed)
+    groups: list[list[str]] = [[] for _ in range(domains)]
+    for number in range(40 * domains):
+        places = rng.permutation(domains)[: 2 if rng.random() < shared else 1]
+        for place in places:
+            groups[place] += [f"P{number}"] * int(rng.integers(1, 10))
+    for members in groups:
+        rng.shuffle(members)
+    return [FolderDomain(str(i), ("x",), [0] * len(g), [f"{i}"] * len(g)) for i, g in enumerate(groups)], groups
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("held_out", [[], [0], [1, 3]], ids=str)
+def test_no_group_is_in_two_parts_in_any_protocol(seed, held_out):
+    domains, groups = grouped(seed)
+    training = [index for index in range(4) if index not in held_out]
+    splits = split_by_group(domains, training, groups, trial_seed=seed, holdout_fraction=0.2)
+    again = split_by_group(domains, training, groups, trial_seed=seed, holdout_fraction=0.2)
+    held: dict[str, set[str]] = {"train": set(), "validation": set(), "test": set()}
+    counts = Counter(name for members in groups for name in set(members))
+    for index, (members, split, same) in enumerate(zip(groups, splits, again, strict=True)):
+        assert (split.inside.tolist(), split.outside.tolist()) == (same.inside.tolist(), same.outside.tolist())
+        held["train" if index in training else "test"] |= {members[row] for row in split.inside}
+        held["validation"] |= {members[row] for row in split.outside}
+        used = {*split.inside.tolist(), *split.outside.tolist()}
+        assert len(used) == len(split.inside) + len(split.outside)
+        # Images of groups of one domain are all used, and a fifth of them goes out, but for a part of a group
+        own = [row for row, name in enumerate(members) if counts[name] == 1]
+        assert used >= set(own)
+        assert abs(len(set(own) & set(split.outside.tolist())) - 0.2 * len(own)) <= 9 / 2
+    assert not (held["train"] | held["test"]) & held["validation"]
+    assert not held["train"] & held["test"]
+
+
+def test_the_part_of_a_group_of_one_domain_depends_on_the_seed_and_that_of_several_on_the_name():
+    domains, groups = grouped(0)
+    first, second = (split_by_group(domains, [0, 1, 2, 3], groups, trial_seed=n, holdout_fraction=0.2) for n in (0, 1))
+    assert first[0].outside.tolist() != second[0].outside.tolist()
+    for name in set(groups[0]) & set(groups[1]):
+        rows = {row for row, member in enumerate(groups[0]) if member == name}
+        for split in (first[0], second[0]):
+            assert (rows <= set(split.outside.tolist())) == (group_part(name) == "validation")
+            assert (rows <= set(split.inside.tolist())) == (group_part(name) == "train")
+
+
+def test_groups_that_leave_nothing_are_named(caplog):
+    domains = [FolderDomain(name, ("x", "y"), [0, 0, 1, 1], [name] * 4) for name in "ab"]
+    groups = [["P1"] * 4, ["P2", "P3", "P4", "P4"]]
+
+    def check(domains, training):
+        splits = split_by_group(domains, training, groups, trial_seed=0, holdout_fraction=0.2)
+        check_groups(domains, training, groups, splits, "group_column='p'")
+
+    with pytest.raises(ProtocolError, match=r"group_column='p': domain 'a' has no validation group .* of P1"):
+        check(domains, [0, 1])
+    check(domains, [1])  # all of a test domain may be of one group
+    assert "one group holds all training images of the classes 'y': training or validation lacks" in caplog.text
+    official = replace(domains[1], split=Split(np.array([0, 2]), np.array([1, 3])))
+    with pytest.raises(ProtocolError, match="training and validation images of P4"):
+        check([domains[0], official], [1])
+
+
+PATHS = ["a/P1_0.png", "a/P1_1.png", "b/P2_0.png"]
+LACKING = "path,patient\na/P1_0.png,A\n"
+
+
+def of_paths(root: Path, text: str | None = None, **args) -> list[list[str]] | None:
+    if text:
+        (root / "metadata.csv").write_text(text)
+    files = [str(root / path) for path in PATHS]
+    domains = [FolderDomain("d", ("x",), [0] * 2, files[:2]), FolderDomain("e", ("x",), [0], files[2:])]
+    return image_groups(domains, {"data_dir": str(root), **args})
+
+
+def test_groups_come_from_a_pattern_or_a_column(tmp_path):
+    assert of_paths(tmp_path) is None
+    assert of_paths(tmp_path, group_column=r"(P\d+)_") == [["P1", "P1"], ["P2"]]
+    assert of_paths(tmp_path, group_column=r"^(\w)/P(\d+)") == [["a/1", "a/1"], ["b/2"]]
+    rows = "path;patient\nb/P2_0.png;B\n./a/P1_0.png;A\na/P1_1.png;C\nz.png;D\n"
+    assert of_paths(tmp_path, rows, group_column="patient") == [["A", "C"], ["B"]]
+
+
+@pytest.mark.parametrize(
+    ("args", "rows", "message"),
+    [
+        ({"group_column": r"(P\d+)_1"}, None, "group_column=.* 2 of 3 images, such as 'a/P1_0.png'"),
+        ({"group_column": "(P"}, None, r"group_column='\(P'"),
+        ({"group_column": "patient"}, None, "group_column='patient': .*metadata.csv"),
+        ({"group_column": "plot"}, LACKING, "columns plot"),
+        (
+            {"group_column": "patient"},
+            "path,patient\na/P1_0.png,7\na/P1_1.png,07\nb/P2_0.png,B\n",
+            "group_column='patient': .*'7' in the data, '07' in the",
+        ),
+        ({"group_column": "patient"}, LACKING.replace("A", "NaN"), r"'patient' is \['NaN'\] in lines 2"),
+        ({"group_column": "patient"}, LACKING, "group_column='patient': .* 2 of 3 images, such as 'a/P1_1.png'"),
+        ({"group_column": "patient"}, LACKING[:-2], r"'patient' is \[''\] in lines 2"),
+        ({"group_column": "patient", "split_by_photograph": True}, LACKING, "group_column='patient'"),
+    ],
+)
+def test_bad_columns_and_patterns_are_refused_in_one_line(tmp_path, args, rows, message):
+    with pytest.raises(MoeDgError, match=message) as caught:
+        of_paths(tmp_path, rows, **args)
+    assert "\n" not in str(caught.value)

@@ -1,35 +1,45 @@
-"""Images in the modes that real folders have, read as torchvision reads them or not at all; and what is no image."""
+"""Image files as they were written, or as torchvision reads them, or not at all."""
 
 import io
-import logging
 import os
 import struct
+import sys
 import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image, ImageOps
-from sklearn.datasets import load_digits, load_sample_images
+from sklearn.datasets import load_sample_images
 from torchvision.datasets.folder import default_loader
 
-from timm_moe_dg.data import (
-    EvaluationImages,
-    evaluation_loader,
-    evaluation_transform,
-    read_folder,
-    split_domains,
-)
+from tests.band_files import band_folder, write_tiff
+from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform, get_benchmark, read_folder
+from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import images
-from timm_moe_dg.data.readers.images import has_deep_values, image_extensions, is_eight_bit, read_pixels
-from timm_moe_dg.errors import ImageReadError
+from timm_moe_dg.data.readers.images import as_picture, has_deep_values, image_extensions, is_eight_bit, read_pixels
+from timm_moe_dg.errors import ImageReadError, MissingDependencyError
 
-VIEW = {"size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+RANDOM = np.random.default_rng(0)
 TURN = 0x0112  # EXIF's tag of the orientation; 6 is a quarter turn
 
 
-def save_odd(photograph, folder, number):
+@pytest.fixture(autouse=True)
+def no_warnings_yet(monkeypatch):
+    monkeypatch.setattr(images, "_warned", set())
+
+
+def read(folder, name="a.tif", *args, **options):
+    return read_pixels(str(folder / name), *args, **options)
+
+
+def write(folder, values, **layout):
+    tifffile.imwrite(folder / "a.tif", values, **layout)
+
+
+def save_odd(photograph, folder):
     """One file of each kind."""
     folder.mkdir(parents=True)
     exif = Image.Exif()
@@ -37,47 +47,34 @@ def save_odd(photograph, folder, number):
     transparent = photograph.convert("RGBA")
     transparent.putalpha(Image.linear_gradient("L").resize(photograph.size))
     palette = photograph.quantize(32)
-    photograph.save(folder / f"{number}_plain.jpg")
-    photograph.convert("L").save(folder / f"{number}_gray.jpg")
-    photograph.convert("CMYK").save(folder / f"{number}_cmyk.jpg")
-    photograph.save(folder / f"{number}_turned.jpg", exif=exif)
-    transparent.save(folder / f"{number}_rgba.png")
-    palette.save(folder / f"{number}_palette.png")
-    palette.save(folder / f"{number}_transparent_palette.png", transparency=0)
-    photograph.convert("LA").save(folder / f"{number}_la.png")
-    photograph.convert("1").save(folder / f"{number}_bits.png")
+    photograph.save(folder / "plain.jpg")
+    photograph.convert("L").save(folder / "gray.jpg")
+    photograph.convert("CMYK").save(folder / "cmyk.jpg")
+    photograph.save(folder / "turned.jpg", exif=exif)
+    transparent.save(folder / "rgba.png")
+    palette.save(folder / "palette.png")
+    palette.save(folder / "transparent_palette.png", transparency=0)
+    photograph.convert("LA").save(folder / "la.png")
+    photograph.convert("1").save(folder / "bits.png")
 
 
 @pytest.fixture
 def root(tmp_path):
-    """Two domains of photographs and digits; one photograph of the second is cut short."""
-    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
-    digits = [Image.fromarray((pixels * 15).astype(np.uint8)) for pixels in load_digits().images[:8]]
-    for domain, side in (("large", 60), ("small", 40)):
-        for number, photograph in enumerate(photographs):
-            save_odd(photograph.resize((side, side // 2)), tmp_path / domain / f"photo_{number}", number)
-        (tmp_path / domain / "digit").mkdir()
-        for number, digit in enumerate(digits):
-            digit.save(tmp_path / domain / "digit" / f"{number}.png")
+    """A domain of two photographs in all kinds of files."""
+    for number, pixels in enumerate(load_sample_images().images):
+        save_odd(Image.fromarray(pixels).resize((60, 30)), tmp_path / "domain" / f"photo_{number}")
     return tmp_path
 
 
-@pytest.fixture
-def truncated(root):
-    path = root / "small" / "photo_1" / "1_plain.jpg"
-    path.write_bytes(path.read_bytes()[:-200])
-    return path
-
-
 def test_every_mode_reads_as_torchvision_reads_it(root):
+    (domain,) = read_folder(root)
     seen = set()
-    for domain in read_folder(root):
-        for index, path in enumerate(domain.paths):
-            image = replace(domain, upright=False).image(index)
-            assert image.mode == "RGB"
-            np.testing.assert_array_equal(np.asarray(image), np.asarray(default_loader(path)))
-            with Image.open(path) as stored:
-                seen.add(stored.mode)
+    for index, path in enumerate(domain.paths):
+        image = replace(domain, upright=False).image(index)
+        assert image.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(default_loader(path)))
+        with Image.open(path) as stored:
+            seen.add(stored.mode)
     assert seen == {"RGB", "L", "CMYK", "RGBA", "P", "LA", "1"}
 
 
@@ -91,7 +88,7 @@ def test_exif_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, 
     turned = {1: pixels, 2: np.fliplr(pixels), 3: np.rot90(pixels, 2), 4: np.flipud(pixels), 5: pixels.T}
     turned |= {6: np.rot90(pixels, 3), 7: np.rot90(pixels, 2).T, 8: np.rot90(pixels)}
     for upright, expected in ((True, turned[orientation]), (False, pixels)):
-        image = read_pixels(str(tmp_path / name), upright=upright)
+        image = read(tmp_path, name, upright=upright)
         actual = image[0].numpy() * 65535 if dtype == "u2" else np.asarray(image)[..., 0]
         np.testing.assert_allclose(actual, expected, atol=2)
 
@@ -102,15 +99,59 @@ def test_exif_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, 
 def test_orientations_of_tiff_files_are_applied_whatever_they_hold(tmp_path, dtype, bands, orientation):
     values = np.arange(24 * bands, dtype=dtype).reshape(4, 6, bands)
     photometric, tag = "rgb" if bands == 3 else "minisblack", [(TURN, 3, 1, orientation, True)]
-    tifffile.imwrite(tmp_path / "a.tif", values.squeeze(), photometric=photometric, extratags=tag)
+    write(tmp_path, values.squeeze(), photometric=photometric, extratags=tag)
     picture = Image.fromarray(values[..., 0].astype(np.uint8))
     picture.getexif()[TURN] = orientation
     expected = np.asarray(ImageOps.exif_transpose(picture))
-    image = read_pixels(str(tmp_path / "a.tif"))
+    image = read(tmp_path)
     actual = np.asarray(image)[..., 0] if dtype == "u1" else image[0] * {"u2": 65535, "f4": 1}[dtype]
     np.testing.assert_allclose(actual, expected, atol=0.01)
-    alone = read_pixels(str(tmp_path / "a.tif"), 1) if bands == 1 else None
+    alone = read(tmp_path, "a.tif", 1) if bands == 1 else None
     assert alone is None or alone.shape[1:] == expected.shape
+
+
+@pytest.mark.parametrize("layout", ["planes", "interleaved", "pages"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32, np.float64])
+def test_every_value_is_there_scaled_by_the_type_s_maximum(tmp_path, layout, dtype):
+    whole = np.issubdtype(dtype, np.integer)
+    values = RANDOM.integers(0, np.iinfo(dtype).max, (5, 7, 6)) if whole else RANDOM.normal(size=(5, 7, 6)) * 100
+    values = values.astype(dtype)
+    write_tiff(tmp_path / "a.tif", values, layout)
+    pixels = read(tmp_path, "a.tif", 5)
+    assert pixels.shape == (5, 7, 6)
+    np.testing.assert_allclose(pixels, values.astype(np.float64) / (np.iinfo(dtype).max if whole else 1), rtol=1e-6)
+    if dtype in (np.uint8, np.uint16):
+        with pytest.raises(ImageReadError, match=r"a.tif'.*5 bands.*--in-chans"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8"])
+def test_every_type_is_read_in_full_depth_without_in_chans(tmp_path, dtype, bands, order):
+    values = RANDOM.integers(1, 100, (6, 5, bands)).astype(dtype)
+    photometric = "rgb" if bands == 3 else "minisblack"
+    write(tmp_path, values.squeeze(), photometric=photometric, compression="zlib", byteorder=order)
+    largest = np.iinfo(dtype).max if dtype[0] in "ui" else 1
+    expected = np.broadcast_to(values, (6, 5, 3)).transpose(2, 0, 1) / largest
+    np.testing.assert_allclose(read(tmp_path), expected, rtol=1e-5)
+
+
+def test_three_bands_agree_with_what_is_read_as_rgb(tmp_path):
+    """A fourth band makes the same tile one of bands, in which the first three have the same values."""
+    values = RANDOM.integers(300, 500, (4, 6, 5), dtype=np.uint16)
+    write(tmp_path, values[:3].transpose(1, 2, 0), photometric="rgb")
+    write_tiff(tmp_path / "bands.tif", values)
+    assert torch.equal(read(tmp_path), read(tmp_path, "bands.tif", 4)[:3])
+    np.testing.assert_allclose(read(tmp_path), values[:3] / 65535, rtol=1e-6)
+
+
+def test_png_files_of_four_bands_and_of_one_are_read_as_they_are(tmp_path):
+    values = RANDOM.integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    Image.fromarray(values, "RGBA").save(tmp_path / "a.png")
+    np.testing.assert_allclose(read(tmp_path, "a.png", 4), values.transpose(2, 0, 1) / 255)
+    Image.fromarray(values[..., 0]).save(tmp_path / "b.png")
+    assert read(tmp_path, "b.png", 1).shape == (1, 6, 5)
 
 
 def png_of_sixteen_bits(values, color_type):
@@ -128,15 +169,13 @@ def png_of_sixteen_bits(values, color_type):
 
 @pytest.mark.parametrize(("color_type", "bands"), [(0, 1), (4, 2), (2, 3), (6, 4)])
 def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands):
-    values = np.random.default_rng(0).integers(300, 500, (4, 6, bands), dtype=np.uint16)
+    values = RANDOM.integers(300, 500, (4, 6, bands), dtype=np.uint16)
     (tmp_path / "a.png").write_bytes(png_of_sixteen_bits(values, color_type))
     colors = np.broadcast_to(values[..., :1], (4, 6, 3)) if bands < 3 else values[..., :3]
     for file in (None, (tmp_path / "a.png").open("rb")):
-        image = read_pixels(str(tmp_path / "a.png"), file=file)
-        np.testing.assert_allclose(image.numpy(), colors.transpose(2, 0, 1) / 65535, rtol=1e-6)
+        np.testing.assert_allclose(read(tmp_path, "a.png", file=file), colors.transpose(2, 0, 1) / 65535, rtol=1e-6)
     if bands != 3:
-        whole = read_pixels(str(tmp_path / "a.png"), bands)
-        np.testing.assert_allclose(whole.numpy(), values.transpose(2, 0, 1) / 65535, rtol=1e-6)
+        np.testing.assert_allclose(read(tmp_path, "a.png", bands), values.transpose(2, 0, 1) / 65535, rtol=1e-6)
     assert has_deep_values(str(tmp_path / "a.png"))
 
 
@@ -144,19 +183,7 @@ def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands)
 def test_gray_files_of_sixteen_bits_keep_all_of_them(tmp_path, suffix):
     values = np.arange(300, 324, dtype=np.uint16).reshape(4, 6)
     Image.fromarray(values).save(tmp_path / f"a{suffix}")
-    np.testing.assert_allclose(read_pixels(str(tmp_path / f"a{suffix}"))[2].numpy(), values / 65535, rtol=1e-6)
-
-
-def test_sixteen_bits_that_pillow_would_halve_are_refused(tmp_path):
-    for content in (b"P6 2 1 4095\n" + bytes(12), b"P3 1 1 1023\n300 400 500\n"):
-        (tmp_path / "a.ppm").write_bytes(content)
-        with pytest.raises(ImageReadError, match="PPM file of more than 8 bits per value; save it as PNG or TIFF"):
-            read_pixels(str(tmp_path / "a.ppm"))
-    for shape, colors in (((4, 6, 3), "cielab"), ((4, 6), "palette")):
-        table = np.zeros((3, 1 << 16), np.uint16) if colors == "palette" else None
-        tifffile.imwrite(tmp_path / "a.tif", np.zeros(shape, np.uint16), photometric=colors, colormap=table)
-        with pytest.raises(ImageReadError, match="of more than 8 bits; save it as RGB"):
-            read_pixels(str(tmp_path / "a.tif"))
+    np.testing.assert_allclose(read(tmp_path, f"a{suffix}")[2], values / 65535, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -179,28 +206,138 @@ def test_photographs_of_eight_bits_are_no_deep_ones(tmp_path):
     for name, mode in (("a.jpg", "RGB"), ("b.png", "P"), ("c.png", "1"), ("d.tif", "CMYK"), ("e.bmp", "RGB")):
         Image.new(mode, (6, 4)).save(tmp_path / name)
         assert not has_deep_values(str(tmp_path / name))
-        assert isinstance(read_pixels(str(tmp_path / name)), Image.Image)
-    bands = np.zeros((4, 6, 3), np.uint8)  # which Pillow cannot read
-    tifffile.imwrite(tmp_path / "f.tif", bands, photometric="minisblack", planarconfig="contig")
-    assert not has_deep_values(str(tmp_path / "f.tif"))
+        assert isinstance(read(tmp_path, name), Image.Image)
+    write(tmp_path, np.zeros((4, 6, 3), np.uint8), photometric="minisblack", planarconfig="contig")
+    assert not has_deep_values(str(tmp_path / "a.tif"))  # which Pillow cannot read
 
 
-def test_too_large_an_image_is_to_be_tiled(tmp_path, monkeypatch):
-    Image.new("1", (64, 64)).save(tmp_path / "a.png")
-    tifffile.imwrite(tmp_path / "b.tif", np.zeros((64, 64, 3), np.float32), photometric="rgb")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    for name in ("a.png", "b.tif"):
-        with pytest.raises(ImageReadError, match=rf"{name}': is larger than 2,000 pixels; cut it into tiles"):
-            read_pixels(str(tmp_path / name))
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "nodata"), [("u1", "0"), ("i2", "-9999"), ("f4", "-3.4028234663852886e+38"), ("f4", "")]
+)
+def test_missing_data_are_marked(tmp_path, dtype, nodata, bands):
+    """As GDAL marks them; the last has the value without the tag."""
+    values = np.full((bands, 6, 5), 7, dtype)
+    values[-1, 2, 3] = float(nodata or -3.4e38)
+    tag = [(42113, 2, 0, nodata, True)] if nodata else []
+    photometric = "rgb" if bands == 3 else "minisblack"
+    write(tmp_path, values.transpose(1, 2, 0).squeeze(), photometric=photometric, extratags=tag)
+    for count in (1, 3) if bands == 1 else (3,):
+        pixels = read(tmp_path, "a.tif", count)
+        expected = np.zeros((count, 6, 5), bool)
+        expected[slice(None) if bands == 1 else -1, 2, 3] = True
+        np.testing.assert_array_equal(pixels.isnan(), expected)
+        largest = np.iinfo(dtype).max if dtype[0] in "ui" else 1
+        np.testing.assert_allclose(pixels.numpy()[~expected], 7 / largest, rtol=1e-6)
 
 
-def test_the_first_of_several_images_is_read_and_that_is_said(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(images, "_warned", set())
-    frames = [Image.new("RGB", (6, 4), (80 * number, 0, 0)) for number in range(3)]
-    for suffix in (".gif", ".png", ".webp", ".tif"):
-        frames[1].save(tmp_path / f"a{suffix}", save_all=True, append_images=frames)
-        assert abs(read_pixels(str(tmp_path / f"a{suffix}")).getpixel((0, 0))[0] - 80) < 3
-    assert caplog.text.count("holds several images, of which the first is read") == 4
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize("bands", [1, 3])
+def test_missing_data_are_marked_where_zero_is_white(tmp_path, dtype, bands):
+    values = RANDOM.integers(0, 9, (7, 6)).astype(dtype)
+    write(tmp_path, values, photometric="miniswhite", extratags=[(42113, "s", 0, "4", True)])
+    pixels, largest = read(tmp_path, "a.tif", bands), np.iinfo(dtype).max
+    expected = np.where(values == 4, np.nan, (largest - values.astype(float)) / largest)
+    np.testing.assert_allclose(pixels, np.broadcast_to(expected, pixels.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bands"), [("u1", 3), ("u1", 1), ("u2", 3), ("u2", 5)])
+def test_an_internal_mask_marks_pixels_without_data(tmp_path, dtype, bands):
+    values = RANDOM.integers(1, 99, (64, 48, bands)).astype(dtype)
+    valid = RANDOM.random((64, 48)) < 0.9
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        layout = {"photometric": "rgb" if bands == 3 else "minisblack", "planarconfig": "contig"}
+        file.write(values.squeeze(), **(layout if bands > 1 else {}))
+        file.write(valid, subfiletype=4, photometric="mask")
+    pixels = read(tmp_path, "a.tif", 5 if bands == 5 else 3)
+    np.testing.assert_array_equal(pixels.isnan(), np.broadcast_to(~valid, pixels.shape))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("missing", "refused"), [(8, False), (9, True)])
+def test_numbers_that_are_not_finite_are_missing_up_to_half_of_a_band(tmp_path, value, missing, refused):
+    values = np.ones((5, 4, 4), np.float32)
+    values[3].ravel()[:missing] = value
+    write_tiff(tmp_path / "a.tif", values)
+    if refused:
+        with pytest.raises(ImageReadError, match=r"a.tif': 56% of band 4"):
+            read(tmp_path, "a.tif", 5)
+        return
+    pixels = read(tmp_path, "a.tif", 5)
+    np.testing.assert_array_equal(pixels.isnan(), ~np.isfinite(values))
+    view = evaluation_transform((4, 4), [0.25] * 5, [0.5] * 5)(pixels)
+    torch.testing.assert_close(view, torch.where(pixels.isnan(), 0.0, 1.5))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
+def test_overviews_and_masks_are_no_bands(tmp_path, dtype):
+    values = np.full((64, 48), 1, dtype)
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(values)
+        for step in (2, 4):
+            file.write(values[::step, ::step], subfiletype=1)
+        file.write(np.ones((64, 48), bool), subfiletype=4, photometric="mask")
+    picture = read(tmp_path)
+    assert picture.size == (48, 64) if dtype == "u1" else picture.shape == (3, 64, 48)
+    assert read(tmp_path, "a.tif", 1).shape == (1, 64, 48)
+
+
+@pytest.mark.parametrize("bands", [3, ("red", "green", "blue")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("a.tif", "u1"), ("a.tif", "u2"), ("a.png", "u1"), ("a.gif", "u1"), ("a.webp", "u1")]
+)
+def test_the_first_of_several_images_is_read_and_that_is_said(tmp_path, caplog, name, dtype, bands):
+    values = np.broadcast_to(np.arange(2, 0, -1)[:, None, None, None] * 40, (2, 5, 4, 3)).astype(dtype)
+    if name.endswith("tif"):
+        write(tmp_path, values, photometric="rgb")
+    else:
+        first, second = map(Image.fromarray, values)
+        first.save(tmp_path / name, save_all=True, append_images=[second], lossless=True)
+    if not (name == "a.gif" and bands != 3):  # a palette is no bands
+        pixels = read(tmp_path, name, bands)
+        level = pixels.getpixel((0, 0))[0] if isinstance(pixels, Image.Image) else pixels[0, 0, 0] * np.iinfo(dtype).max
+        assert level == pytest.approx(80, abs=3)
+        assert f"{name}': holds several images, of which the first is read" in caplog.text
+
+
+def test_a_file_of_four_bands_says_so_once(tmp_path, caplog):
+    for name in ("a.tif", "b.tif"):
+        Image.new("RGBA", (4, 4)).save(tmp_path / name)
+    Image.new("RGB", (4, 4)).save(tmp_path / "c.tif")
+    assert [read(tmp_path, name).mode for name in ("c.tif", "a.tif", "b.tif")] == ["RGB"] * 3
+    (message,) = caplog.messages
+    assert "a.tif': has 4 bands (R, G, B, A), read as three" in message
+    write(tmp_path, np.zeros((4, 6, 4), np.uint8), photometric="rgb", extrasamples=["unspecified"])
+    read(tmp_path)
+    assert "a.tif': has 4 bands" in caplog.messages[1]
+
+
+def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog):
+    sizes = {"a.png": (403, 302), "b.png": (1000, 100), "c.png": (500, 600), "d.png": (600, 600)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(tmp_path / name)
+    view = evaluation_transform((22, 22), [0.5] * 3, [0.5] * 3)  # as 224 for a photograph of 4032 x 3024 pixels
+    scenes = FileDomain("a", ("x",), [0] * 4, [str(tmp_path / name) for name in sizes])
+    list(EvaluationImages([scenes], [Split(np.arange(4), np.arange(0))], view))
+    (message,) = caplog.messages
+    assert "c.png': has 500 x 600 pixels, 23 times the input of 22 x 22" in message
+
+
+@pytest.mark.parametrize("bands", [1, 2, 4, 7])
+def test_a_picture_shows_the_first_three_bands_from_dark_to_bright(bands):
+    ramp = torch.linspace(-3, 9, 100).view(1, 10, 10).repeat(bands, 1, 1)
+    picture = np.asarray(as_picture(ramp))
+    assert picture.shape == (10, 10, 3)
+    assert (picture.min(), picture.max()) == (0, 255)
+    assert (np.diff(picture.reshape(-1, 3)[:, 0].astype(int)) >= 0).all()
+    assert np.asarray(as_picture(torch.zeros(bands, 4, 4))).max() == 0  # nothing to stretch
+
+
+def test_pixels_of_a_domain_have_all_bands_and_pictures_are_rgb(tmp_path):
+    domains = get_benchmark("place_folder").read(band_folder(tmp_path / "data", bands=5), bands=5)
+    assert {domain.pixels(0).shape for domain in domains} == {(5, 16, 16)}
+    assert domains[0].image(0).mode == "RGB"
+    assert domains[0].without([0]).pixels(0).shape == (5, 16, 16)
 
 
 def test_what_pillow_decodes_is_an_image_in_every_listing():
@@ -208,40 +345,67 @@ def test_what_pillow_decodes_is_an_image_in_every_listing():
     assert {".eps", ".ps", ".pdf", ".h5", ".txt", ".heic"}.isdisjoint(image_extensions())
 
 
-def test_a_truncated_file_is_named(root, truncated):
-    domains = read_folder(root)
-    images = EvaluationImages(domains, split_domains(domains, [0], trial_seed=0), evaluation_transform(**VIEW))
-    with pytest.raises(ImageReadError, match=r"1_plain\.jpg.*cannot be decoded"):
-        list(evaluation_loader(images, batch_size=16, workers=0))
+def of_bands(count):
+    return lambda path: write_tiff(path, np.zeros((count, 4, 4), np.uint8))
 
 
-def test_any_error_of_a_decoder_names_the_image(tmp_path, monkeypatch):
+def of_values(shape, **layout):
+    return lambda path: tifffile.imwrite(path, np.zeros(shape, np.uint16), **layout)
+
+
+PALETTE = {"photometric": "palette", "colormap": np.zeros((3, 1 << 16), np.uint16)}
+
+
+@pytest.mark.parametrize(
+    ("write_file", "bands", "message"),
+    [
+        (of_bands(3), 5, "has 3 bands, expected 5; .*--in-chans 3"),
+        (of_bands(5), 4, "has 5 bands, expected 4; .*--in-chans 5"),
+        (lambda path: path.write_bytes(b""), 5, "cannot be decoded"),
+        (lambda path: path.write_bytes(b"no image"), 5, "cannot be decoded"),
+        (lambda path: path.write_bytes(b"II*\0\x08\0\0\0"), 5, "cannot be decoded"),
+        (lambda path: Image.new("YCbCr", (4, 4)).save(path), ("red", "green", "blue"), "YCbCr"),
+        (lambda path: Image.new("LAB", (4, 4)).save(path), ("red", "green", "blue"), "YCbCr"),
+        (lambda path: Image.new("CMYK", (4, 4)).save(path), ("red", "green", "blue", "nir"), "CMYK"),
+        (of_values((4, 6, 3), photometric="cielab"), 3, "of more than 8 bits"),
+        (of_values((4, 6), **PALETTE), 3, "of more than 8 bits"),
+        # Which Pillow would halve
+        (lambda path: path.write_bytes(b"P6 2 1 4095\n" + bytes(12)), 3, "of more than 8 bits"),
+        (lambda path: path.write_bytes(b"P3 1 1 1023\n300 400 500\n"), 3, "of more than 8 bits"),
+        (os.mkfifo, 3, "not a regular file"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(tmp_path, write_file, bands, message):
+    write_file(tmp_path / "a.tif")
+    with pytest.raises(ImageReadError, match=rf"a.tif'.*{message}"):
+        read(tmp_path, "a.tif", bands)
+
+
+def test_too_large_an_image_is_to_be_tiled(tmp_path, monkeypatch):
+    Image.new("1", (64, 64)).save(tmp_path / "a.png")
+    write(tmp_path, np.zeros((64, 64, 3), np.float32), photometric="rgb")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    for name in ("a.png", "a.tif"):
+        with pytest.raises(ImageReadError, match=rf"{name}': .*2,000 pixels.*tiles"):
+            read(tmp_path, name)
+
+
+def test_any_error_of_a_decoder_names_the_image(root, tmp_path, monkeypatch):
+    path = root / "domain" / "photo_1" / "plain.jpg"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ImageReadError, match=r"plain\.jpg.*cannot be decoded"):
+        read_pixels(str(path))
+
     def fail(*args, **options):
         raise KeyError("chunk")
 
-    Image.new("RGB", (2, 2)).save(tmp_path / "0.png")
     monkeypatch.setattr(Image, "open", fail)
-    with pytest.raises(ImageReadError, match=r"0\.png': cannot be decoded \('chunk'\)"):
-        read_pixels(str(tmp_path / "0.png"))
+    with pytest.raises(ImageReadError, match=r"plain\.jpg': cannot be decoded \('chunk'\)"):
+        read_pixels(str(path))
 
 
-def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "0.png")
-    with pytest.raises(ImageReadError, match=r"0\.png.*not a regular file"):
-        read_pixels(str(tmp_path / "0.png"))
-
-
-def test_a_file_of_four_bands_says_so_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(images, "_warned", set())
-    for name in ("a.tif", "b.tif"):
-        Image.new("RGBA", (4, 4)).save(tmp_path / name)
-    Image.new("RGB", (4, 4)).save(tmp_path / "c.tif")
-    with caplog.at_level(logging.WARNING):
-        modes = [images.read_pixels(str(tmp_path / name)).mode for name in ("c.tif", "a.tif", "b.tif")]
-    assert modes == ["RGB"] * 3
-    (message,) = caplog.messages
-    assert "a.tif': has 4 bands (R, G, B, A), read as three" in message
-    near_infrared = np.zeros((4, 6, 4), np.uint8)
-    tifffile.imwrite(tmp_path / "d.tif", near_infrared, photometric="rgb", extrasamples=["unspecified"])
-    images.read_pixels(str(tmp_path / "d.tif"))
-    assert "d.tif': has 4 bands" in caplog.messages[1]
+def test_without_tifffile_the_extra_is_named(tmp_path, monkeypatch):
+    of_bands(5)(tmp_path / "a.tif")
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(MissingDependencyError, match=r"tifffile.*timm_moe_dg\[tiff\]"):
+        read(tmp_path, "a.tif", 5)

@@ -61,14 +61,10 @@ class Animals(NamedTuple):
     colors: np.ndarray  # (N, 8, 3) of the parts, the background's first, from 0 to 1
 
 
-def sprites(num_pictures: int = 400, seed: int = 0) -> list[SpritesDomain]:
-    """Draws the five domains, the same every time. The classes take turns."""
-    return list(_sprites(num_pictures, seed))
-
-
 # Drawing takes a second, and a process may read the benchmark several times.
 @cache
-def _sprites(num_pictures: int, seed: int) -> tuple[SpritesDomain, ...]:
+def sprites(num_pictures: int = 400, seed: int = 0) -> tuple[SpritesDomain, ...]:
+    """Draws the five domains, the same every time. The classes take turns."""
     targets = np.arange(num_pictures) % len(CLASSES)
     animals = draw_animals(targets, np.random.default_rng(seed))
     attributes = np.stack([animals.shapes[name] == value for name in SHAPES for value in (0, 1)], axis=1)
