@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files that take long come first, so that both processes end together. --no-loadscope-reorder keeps this order
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collects the figures that are opened, in order."""
+    pytest.importorskip("matplotlib")
+    from timm_moe_dg.analysis import style
+
+    opened: list[Any] = []
+    new_figure = style.new_figure
+    monkeypatch.setattr(style, "new_figure", lambda *size: opened.append(new_figure(*size)) or opened[-1])
+    return opened
 
 
 # The same random numbers for a fixture or a test, whatever ran before

@@ -22,14 +22,12 @@ from PIL import Image
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.geography import domain_map
-from timm_moe_dg.analysis.geography_plots import plot_domain_map
-from timm_moe_dg.analysis.geography_report import draw_forced
-from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
+from timm_moe_dg.analysis.geography_plots import draw_forced, plot_domain_map
+from timm_moe_dg.analysis.maps import draw_attention, draw_experts
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.analysis.style import LEGEND_BELOW, category_color, picture
 from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT
-from timm_moe_dg.report.network_facts import ReportSettings
-from timm_moe_dg.report.pages import report
+from timm_moe_dg.inference.report import ReportSettings, report
 
 DOCS = Path(__file__).parent.parent / "docs"
 PICTURES = DOCS / "pictures"
@@ -88,7 +86,7 @@ def draw_sprites(runs: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         chosen: dict[str, Any] = {"images": None, "target": None}
         draw_experts(mixture, Path(folder), **chosen, columns=3, block=None)
-        draw_attention(mixture, Path(folder), twin=dense, **chosen, columns=2, mass=None)
+        draw_attention(mixture, Path(folder), twin=dense, **chosen, columns=2)
         for name in ("experts", "attention"):
             shutil.move(Path(folder, f"{name}.png"), PICTURES / f"experts_{name}.png")
     for name in ("parts", "invariance"):

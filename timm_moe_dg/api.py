@@ -158,9 +158,9 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
     with needs_train(_FEATURE):
         from pandas import DataFrame
 
-        from .analysis.evaluation_files import domain_rows
         from .inference.evaluate import EvaluateOptions
         from .inference.evaluate import evaluate as run_evaluation
+        from .inference.evaluated import domain_rows
     values, network = _model_options("evaluate", EvaluateOptions, run_or_model, options)
     with _frames_released():
         evaluation = run_evaluation(EvaluateOptions(**values, network=network))

@@ -65,7 +65,6 @@ def build_parser() -> ToolParser:
     names = "mixtures of timm_moe_dg (default: gmoe_small_patch16)"
     add("--models", nargs="+", default=["gmoe_small_patch16"], metavar="NAME", help=names)
     add("--backbone", help="timm network that --models gmoe is made of (default: its own)")
-    add("--layer", action="store_true", help="measure the first mixture layer instead of the model")
     modes = "what is timed (default: inference)"
     add("--mode", nargs="+", choices=["inference", "train"], default=["inference"], help=modes)
     add("--batch-size", nargs="+", type=positive_int, default=[8], metavar="N", help="images per forward (default: 8)")
@@ -112,9 +111,9 @@ def settings_of(args: argparse.Namespace) -> list[Row]:
 
 
 def model_step(model: nn.Module, setting: Row, args: argparse.Namespace) -> Step:
-    """Inference, or forward, auxiliary loss, backward and (for a whole model) fused Adam."""
+    """Inference, or forward, auxiliary loss, backward and fused Adam."""
     mode, dtype = setting["mode"], DTYPES[setting["dtype"]]
-    inputs = random_inputs(model, setting["model"], setting["options"], setting["batch_size"], args.device)
+    inputs = random_inputs(model, setting["batch_size"], args.device)
     model = model.to(args.device).train(mode == "train")
     set_expert_implementation(model, setting["implementation"])
     forward = PROGRAMS[setting["program"]](model)
@@ -128,32 +127,27 @@ def model_step(model: nn.Module, setting: Row, args: argparse.Namespace) -> Step
 
     def train() -> None:
         optimizer.zero_grad()  # before the forward, as a training loop that saves memory does
-        inputs[0].grad = None  # the gradient of a layer's input would be added to the last step's
         with autocast():
-            output = forward(*inputs).float()
-            task = output.square().mean() if args.layer else F.cross_entropy(output, target % output.shape[1])
-            loss = task + 0.01 * timm_moe_dg.auxiliary_loss(model)
+            logits = forward(*inputs).float()
+            loss = F.cross_entropy(logits, target % logits.shape[1]) + 0.01 * timm_moe_dg.auxiliary_loss(model)
         loss.backward()
-        if not args.layer:
-            optimizer.step()
+        optimizer.step()
 
     return train if mode == "train" else infer
 
 
 def build_step(setting: Row, label: str, args: argparse.Namespace) -> Step:
     """Builds one of a setting's models, and returns its step."""
-    make = mixture_and_baselines(setting["model"], setting["options"], args.layer)[label]
-    return model_step(make(), setting, args)
+    return model_step(mixture_and_baselines(setting["model"], setting["options"])[label](), setting, args)
 
 
 def measure(setting: Row, args: argparse.Namespace) -> list[Row]:
     """One row per model: the mixture, its dense twin and the FLOP-equivalent."""
-    makers = mixture_and_baselines(setting["model"], setting["options"], args.layer)
+    makers = mixture_and_baselines(setting["model"], setting["options"])
     models = {label: make().to(args.device) for label, make in makers.items()}
     macs, timed, memory = {}, {}, dict.fromkeys(models)
     for label, model in models.items():
-        sample = random_inputs(model, setting["model"], setting["options"], 1, args.device)
-        macs[label] = count_macs(model, [part.detach() for part in sample])
+        macs[label] = count_macs(model, random_inputs(model, 1, args.device))
         timed[label] = partial(seconds_of, model_step(model, setting, args), args.device)
     seconds = interleaved(timed, args.rounds, args.warmup)
     if args.memory:

@@ -3,9 +3,9 @@ r"""Writes an HTML page about a run, or about all runs of a sweep.
     timm-moe-dg report output/RUN
     timm-moe-dg report output/digits --output digits.html
 
-The page is one file. For a run it shows settings, results, learning curves,
-and how the selected network does on new images. For a sweep it shows tables
-and paired tests. An earlier page is replaced.
+The page is one file. It shows what to expect at a new site, the tables and the
+settings. For a run it also shows learning curves, and how the selected network
+does on new images. An earlier page is replaced.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder
-from timm_moe_dg.report.network_facts import ReportSettings
-from timm_moe_dg.report.pages import report
+from timm_moe_dg.inference.report import ReportSettings, report
 
 FILE = "report.html"
 

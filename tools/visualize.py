@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.curves import plot_learning_curves, plot_runs
-from timm_moe_dg.analysis.example_plots import plot_examples
-from timm_moe_dg.analysis.geography_report import draw_domains, draw_forced, is_geographic
-from timm_moe_dg.analysis.routing.association import PermutationTest
-from timm_moe_dg.analysis.routing.map_report import draw_attention, draw_experts
-from timm_moe_dg.analysis.routing.statistics_report import draw_attributes, draw_invariance
+from timm_moe_dg.analysis.geography_plots import draw_domains, draw_forced, is_geographic
+from timm_moe_dg.analysis.maps import draw_attention, draw_experts
+from timm_moe_dg.analysis.plots import plot_examples, plot_learning_curves, plot_runs
+from timm_moe_dg.analysis.routing_report import UNTRAINED, draw_attributes, draw_invariance
+from timm_moe_dg.analysis.routing_statistics import PermutationTest
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.cli.values import fraction_to_1, key_value, non_negative_int, positive, positive_int, run_folder
+from timm_moe_dg.cli.values import non_negative_int, positive, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -45,11 +44,9 @@ def build_parser() -> ToolParser:
         place = {"data": "", "curves": "RUN [RUN ...]"}.get(name, "RUN")
         words = (function.__doc__ or "").partition(".")[0]
         command = commands.add_parser(name, help=words, description=words, usage=f"%(prog)s [options] {place}")
-        if name == "data":
-            add_data_options(command.add_argument)
-            continue
-        several: dict[str, Any] = {"nargs": "+"} if name == "curves" else {}
-        command.add_argument("run", type=run_folder, metavar="RUN", help="run folder", **several)
+        if name != "data":
+            several: dict[str, Any] = {"nargs": "+"} if name == "curves" else {}
+            command.add_argument("run", type=run_folder, metavar="RUN", help="run folder", **several)
         add_options(command, options)
     return parser
 
@@ -61,10 +58,9 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
         if spellings[-1].removeprefix("--").replace("-", "_") in names:
             parser.add_argument(*spellings, **keywords)
 
-    add("--data-dir", metavar="DIR", help="folder of the run's images, if it was moved")
+    add("--dataset", required=True, metavar="NAME", help="a benchmark, as in finetune.py")
+    add("--data-dir", metavar="DIR", help="folder of the images, if that of the run was moved")
     add_device_option(add)
-    skipped = "leave out damaged images (default: as the run did)"
-    add("--skip-unreadable", action=argparse.BooleanOptionalAction, help=skipped)
     at_a_time = "images at a time (default: %(default)s)"
     add("-b", "--batch-size", type=positive_int, default=64, metavar="N", help=at_a_time)
     add("--images", nargs="+", metavar="FILE", help="files, folders or patterns, instead of the run's data")
@@ -76,26 +72,15 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     add("--block", type=non_negative_int, metavar="I", help=block)
     add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
     add("--twin", type=run_folder, metavar="RUN", help="run of the dense model, drawn above the other")
-    mass = "show the fewest patches that hold this share of a head's attention, 0 to 1 (default: all patches)"
-    add("--mass", type=fraction_to_1, metavar="Q", help=mass)
     add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
     baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
     add("--untrained-router", action="store_true", help=baseline)
     null = "random permutations for the p-values (default: %(default)s)"
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
     add("--cub", type=Path, metavar="DIR", help="folder CUB_200_2011, for runs on its photographs or on CUB-DG")
-    rotation = "counter-clockwise rotation of a domain's pictures (default: the data set's, else 0)"
-    add("--angles", type=key_value, nargs="*", default=[], metavar="DOMAIN=DEGREES", help=rotation)
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
     step = "largest width of the map's cells, in degrees (default: by the extent of the data and the coverage radius)"
     add("--map-step", type=positive, metavar="DEGREES", help=step)
-
-
-def add_data_options(add: Callable[..., Any]) -> None:
-    """Adds the options of `data`, by a parser's `add_argument`."""
-    add("--dataset", required=True, metavar="NAME", help="a benchmark, as in finetune.py")
-    add("--data-dir", metavar="DIR", help="folder of the data")
-    add("--columns", type=positive_int, default=8, metavar="N", help="classes side by side (default: %(default)s)")
     picture = "picture to write (default: %(default)s)"
     add("--output", type=Path, default=Path("examples.png"), metavar="FILE", help=picture)
 
@@ -104,7 +89,6 @@ def data(options: argparse.Namespace) -> None:
     """Draws examples of a data set."""
     domains = get_benchmark(options.dataset).read(options.data_dir, evaluating=True)
     plot_examples(domains, options.output, options.columns)
-    print(f"written: {options.output}")
 
 
 def experts(options: argparse.Namespace) -> None:
@@ -115,7 +99,7 @@ def experts(options: argparse.Namespace) -> None:
 def attention(options: argparse.Namespace) -> None:
     """Draws the attention of the class token."""
     options.twin = options.twin and open_run(options.twin, options.device, options.batch_size)
-    similarity = draw(draw_attention, options, "images", "target", "columns", "mass", "twin")
+    similarity = draw(draw_attention, options, "images", "target", "columns", "twin")
     for name, value in similarity.items():
         print(f"mean cosine between two heads' maps, {name}: {value:.4f}")
 
@@ -130,7 +114,7 @@ def attributes(options: argparse.Namespace) -> None:
 
 def invariance(options: argparse.Namespace) -> None:
     """Measures whether patches keep their expert in other domains."""
-    pairs, all_pairs = draw(draw_invariance, options, "block", "max_images", "permutations", "angles")
+    pairs, all_pairs = draw(draw_invariance, options, "block", "max_images", "permutations")
     for pair in pairs:
         others = f"kappa {pair.kappa:.4f}, other pictures {pair.other_pictures:.4f}"
         print(f"{one_line(' / '.join(pair.domains))}: {format_test(pair.agreement)}, {others}")
@@ -176,7 +160,7 @@ def everything(options: argparse.Namespace) -> None:
 
 def open_view(options: argparse.Namespace) -> RunView:
     """Opens the run."""
-    names = ("device", "batch_size", "skip_unreadable", "split_by_photograph", "data_dir")
+    names = ("device", "batch_size", "split_by_photograph", "data_dir")
     view = open_run(options.run, **{name: vars(options)[name] for name in names if name in options})
     if vars(options).get("untrained_router"):
         redraw_routers(view.model)
@@ -186,7 +170,7 @@ def open_view(options: argparse.Namespace) -> RunView:
 def figures_folder(options: argparse.Namespace) -> Path:
     """Creates and returns the folder of the run's pictures."""
     # Only the statistics have this option, which would otherwise replace the trained routers' results
-    folder = options.run / "figures" / ("untrained_router" if vars(options).get("untrained_router") else "")
+    folder = options.run / "figures" / (UNTRAINED if vars(options).get("untrained_router") else "")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -196,20 +180,20 @@ def draw(function: Callable[..., Any], options: argparse.Namespace, *names: str)
     return function(open_view(options), figures_folder(options), **{name: vars(options)[name] for name in names})
 
 
-NETWORK = ("data_dir", "device", "skip_unreadable", "batch_size")
+NETWORK = ("data_dir", "device", "batch_size")
 PICTURES = (*NETWORK, "images", "class", "columns")
 STATISTICS = (*NETWORK, "block", "max_images", "untrained_router", "permutations")
 GEOGRAPHY = (*NETWORK, "role", "map_step")
 # The function of each command, and its options
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Sequence[str]]] = {
     "experts": (experts, (*PICTURES, "split_by_photograph", "block", "parts", "cub")),
-    "attention": (attention, (*PICTURES, "twin", "mass")),
+    "attention": (attention, (*PICTURES, "twin")),
     "attributes": (attributes, (*STATISTICS, "cub")),
-    "invariance": (invariance, (*STATISTICS, "split_by_photograph", "angles")),
+    "invariance": (invariance, (*STATISTICS, "split_by_photograph")),
     "domains": (domains, GEOGRAPHY),
     "forced": (forced, GEOGRAPHY),
     "curves": (curves, ()),
-    "data": (data, ()),
+    "data": (data, ("dataset", "data_dir", "columns", "output")),
     EVERYTHING: (everything, GEOGRAPHY),
 }
 
@@ -221,15 +205,14 @@ def main(argv: Sequence[str]) -> None:
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         words = [EVERYTHING, *words]
     options = build_parser().parse_args(words)
-    if options.command == "data":
-        data(options)
-        return
-    options.runs = options.run if isinstance(options.run, list) else [options.run]
-    options.run = options.runs[0]  # whose folder gets the pictures
-    for run in options.runs:
-        check_run(run)
+    if options.command != "data":
+        options.runs = options.run if isinstance(options.run, list) else [options.run]
+        options.run = options.runs[0]  # whose folder gets the pictures
+        for run in options.runs:
+            check_run(run)
     COMMANDS[options.command][0](options)
-    print(f"written: {', '.join(str(path) for path in sorted(figures_folder(options).iterdir()) if path.is_file())}")
+    written = [options.output] if options.command == "data" else sorted(figures_folder(options).iterdir())
+    print(f"written: {', '.join(str(path) for path in written if path.is_file())}")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ import torch
 from experts import permuted, rerouted
 from torch import Tensor, nn
 
-from timm_moe_dg.analysis.routing.chosen_images import picture_names
-from timm_moe_dg.analysis.routing.invariance import routing_invariance
-from timm_moe_dg.analysis.routing.maps import RoutingMap, routing_maps_of
-from timm_moe_dg.analysis.run_view import RunView, open_run
+from timm_moe_dg.analysis.maps import RoutingMap, routing_maps_of
+from timm_moe_dg.analysis.routing_statistics import routing_invariance
+from timm_moe_dg.analysis.run_view import RunView, open_run, picture_names
 from timm_moe_dg.data import Domain
 from timm_moe_dg.layers import Router
 

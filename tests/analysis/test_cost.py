@@ -194,22 +194,18 @@ def test_ratios_are_of_the_same_round_and_quartiles_divide_values_into_four_equa
 
 
 @pytest.mark.parametrize(
-    ("layer", "name", "options"),
+    ("name", "options"),
     [
-        (False, "gmoe_tiny_patch16", {"img_size": 32}),
-        (False, "moge_tiny", {"img_size": 32}),
-        (False, "gmoe", {"backbone": "test_convnext2"}),
-        (True, "moge_tiny", {"img_size": 32}),
-        (True, "gmoe", {"backbone": "test_vit"}),
-        (True, "gmoe", {"backbone": "test_convnext2"}),
+        ("gmoe_tiny_patch16", {"img_size": 32}),
+        ("moge_tiny", {"img_size": 32}),
+        ("gmoe", {"backbone": "test_convnext2"}),
     ],
 )
-def test_inputs_fit_and_the_equivalent_lies_between_the_twin_and_the_mixture(layer, name, options):
+def test_inputs_fit_and_the_equivalent_lies_between_the_twin_and_the_mixture(name, options):
     macs = {}
-    for label, maker in mixture_and_baselines(name, options, layer).items():
+    for label, maker in mixture_and_baselines(name, options).items():
         model = maker().eval()
-        inputs = random_inputs(model, name, options, 1, "cpu")
-        macs[label] = count_macs(model, [part.detach() for part in inputs])
+        macs[label] = count_macs(model, random_inputs(model, 1, "cpu"))
     # The router adds at most as much: its projection is 256 wide, the smallest of these feed-forwards 64
     assert macs[TWIN] < macs[EQUIVALENT] < macs[name] < 2 * macs[EQUIVALENT]
 

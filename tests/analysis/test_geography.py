@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis import domain_map, domains_at, expert_usage, forced_expert_matrix
+from timm_moe_dg.analysis.geography import domain_map, domains_at, expert_usage, forced_expert_matrix
 from timm_moe_dg.analysis.geography_plots import plot_expert_matrix
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from timm_moe_dg.analysis import DomainMap, ExpertUsage, geography_plots
-from timm_moe_dg.analysis.geography import WORLD, cell_width, map_extent
+from timm_moe_dg.analysis import geography_plots
+from timm_moe_dg.analysis.geography import WORLD, DomainMap, ExpertUsage, cell_width, map_extent
 from timm_moe_dg.analysis.geography_plots import FAR, coastlines, plot_domain_map, plot_expert_usage
 from timm_moe_dg.analysis.style import LEGIBLE, NARROW, SHARED_COLOR, expert_color
 

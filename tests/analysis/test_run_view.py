@@ -1,14 +1,15 @@
-"""Runs opened for analysis: images that cannot be decoded are left out if asked for, or if the run left them out."""
+"""Runs opened for analysis: images are left out as the run did, and the same picture of domains has one column."""
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
-from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.analysis.routing.chosen_images import choose_images
-from timm_moe_dg.analysis.run_view import open_run
-from timm_moe_dg.errors import ImageReadError
+from timm_moe_dg.analysis.run_view import choose_images, choose_pictures, class_index, open_run, picture_names
+from timm_moe_dg.data import FolderDomain
+from timm_moe_dg.data.readers.digits import DigitsDomain
+from timm_moe_dg.errors import DataError, ImageReadError
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,19 @@ def names(rows):
     return [image.name for _, row in rows for image in row if image is not None]
 
 
-def test_damaged_images_of_the_data_and_of_files_are_left_out_if_asked_for(run):
+def test_damaged_images_of_the_data_and_of_files_are_left_out_if_the_run_left_them_out(run):
     files = [str(run.parent / "images" / "photo")]
     for images in (None, files):
         with pytest.raises(ImageReadError, match=r"photo/cat/1\.png': cannot be decoded"):
             choose_images(open_run(run), images, None, 4)
-    view = open_run(run, skip_unreadable=True, split_by_photograph=True)
+    assert [len(domain) for domain in open_run(run).domains] == [3, 3]
+    other = run.with_name("skipping")
+    other.mkdir()
+    (other / "best").symlink_to(run / "best")
+    (other / "results.jsonl").touch()
+    args = yaml.safe_load((run / "args.yaml").read_text())
+    (other / "args.yaml").write_text(yaml.safe_dump({**args, "skip_unreadable": True}))
+    view = open_run(other, split_by_photograph=True)
     assert [len(domain) for domain in view.domains] == [3, 2]
     assert names(choose_images(view, None, None, 4)) == ["0", "2", "1", "0", "2"]
     assert names(choose_images(view, files, None, 4)) == ["0.png", "2.png"]
@@ -43,18 +51,32 @@ def test_damaged_images_of_the_data_and_of_files_are_left_out_if_asked_for(run):
         choose_images(view, [f"{files[0]}/cat/1.png"], None, 4)
 
 
-def test_by_default_a_run_s_own_choice_is_repeated(run, tmp_path):
-    args = yaml.safe_load((run / "args.yaml").read_text())
-    other = run.with_name("skipping")
-    other.mkdir()
-    (other / "best").symlink_to(run / "best")
-    (other / "results.jsonl").touch()
-    (other / "args.yaml").write_text(yaml.safe_dump({**args, "skip_unreadable": True}))
-    assert [len(domain) for domain in open_run(other).domains] == [3, 2]
-    assert [len(domain) for domain in open_run(other, skip_unreadable=False).domains] == [3, 3]
+def domain(*paths):
+    return FolderDomain(paths[0][0], ("cat", "dog"), [0 if "/cat/" in path else 1 for path in paths], paths)
 
 
-def test_every_command_that_reads_images_has_the_option():
-    tool = load_tool("visualize")
-    for command in tool.COMMANDS.keys() - {"curves", "data"}:  # of a run
-        assert tool.build_parser().parse_args([command, "run", "--skip-unreadable"]).skip_unreadable
+def test_the_same_stem_stands_in_one_column():
+    domains = [domain("a/cat/1.png", "a/cat/2.png", "a/dog/9.png"), domain("b/dog/9.png", "b/cat/2.jpg", "b/cat/3.jpg")]
+    assert choose_pictures(domains, 0, 2, by_path=True) == [[1, 0], [1, None]]  # 2 is in both, comes first; then 1
+    assert choose_pictures(domains, 0, 9, by_path=True) == [[1, 0, None], [1, None, 2]]
+    assert choose_pictures(domains, 1, 4, by_path=True) == [[2], [0]]
+    # The same file names in each hospital are other patients
+    assert choose_pictures(domains, 0, 9) == [[0, 1], [1, 2]]
+    assert picture_names(domains[0], by_path=False) is None
+
+
+def test_domains_without_common_pictures_or_names_have_their_own():
+    domains = [domain("a/cat/1.png", "a/cat/2.png"), domain("b/cat/3.png", "b/dog/4.png")]
+    assert choose_pictures(domains, 0, 2, by_path=True) == [[0, 1], [0, None]]
+    nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
+    assert picture_names(nameless, by_path=True) is None
+    assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]
+
+
+def test_classes_are_named():
+    domains = [domain("a/cat/1.png")]
+    assert (class_index(domains, None), class_index(domains, "dog")) == (0, 1)
+    with pytest.raises(DataError, match=r"class='cow': no such class; choose from cat, dog"):
+        class_index(domains, "cow")
+    with pytest.raises(DataError, match="class='dog': no domain has an image"):
+        choose_pictures(domains, 1, 3)

@@ -9,10 +9,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from timm_moe_dg.analysis.evaluated import Evaluated
 from timm_moe_dg.data import FolderDomain, Split
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.messages import role_line
+from timm_moe_dg.inference.evaluated import Evaluated
 from timm_moe_dg.protocols.evaluation import (
     Outputs,
     Predictions,

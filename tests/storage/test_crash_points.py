@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from tests.storage.toy_runs import content, killed_at, run
-from timm_moe_dg.analysis.evaluation_files import FILES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.inference.evaluate import EvaluateOptions, _output_places
+from timm_moe_dg.inference.evaluated import FILES
 from timm_moe_dg.storage.files import all_or_nothing
 
 pytestmark = pytest.mark.slow  # each kill is a process

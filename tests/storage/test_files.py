@@ -395,7 +395,7 @@ sys.modules["fcntl"] = None
 sys.modules["resource"] = None
 for name in ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGCHLD"):
     delattr(signal, name)
-import timm_moe_dg, timm_moe_dg.finetuning, timm_moe_dg.report.pages
+import timm_moe_dg, timm_moe_dg.finetuning, timm_moe_dg.inference.report
 import timm_moe_dg.finetuning.jobs
 """
 

@@ -16,7 +16,7 @@ from timm_moe_dg.layers.experts import IMPLEMENTATIONS
 
 SPEED = TOOLS.parent / "docs" / "results" / "speed.md"
 QUICK = ["models", "--rounds", "2", "--warmup", "0", "--cpu-threads", "1"]
-LAYER = ["--models", "gmoe", "--backbone", "test_vit", "--layer"]
+SMALL = ["--models", "gmoe", "--backbone", "test_vit", "--img-size", "32"]
 TOKENS, WIDTH, HIDDEN, PROJECTION, EXPERTS = 5, 192, 768, 256, 6
 
 
@@ -70,18 +70,18 @@ def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(t
     assert mixture > equivalent
 
 
-def test_the_layer_alone_over_a_grid(tool, tmp_path, capsys):
+def test_the_grid_of_settings_is_measured_and_printed(tool, tmp_path, capsys):
     implementations = [name for name in IMPLEMENTATIONS if name != "auto"]
     grid = {"--num-experts": ["2", "4"], "--amp-dtype": ["float32", "bfloat16"], "--implementation": implementations}
     words = [word for option, values in grid.items() for word in (option, *values)]
-    rows = run(tool, tmp_path, *LAYER, *words, "--batch-size", "3", "--mode", "train")
+    rows = run(tool, tmp_path, *SMALL, *words, "--batch-size", "3", "--mode", "train")
     mixtures = [row for row in rows if row["against"] == row["model"]]
     varied = [(str(row["options"]["num_experts"]), row["dtype"], row["implementation"]) for row in mixtures]
     assert varied == list(product(*grid.values()))
     assert all(row["taken"] == [row["implementation"]] for row in mixtures)
     dense = [row for row in rows if row["against"] == "dense twin"]
-    mlp = timm.create_model("test_vit").blocks[0].mlp
-    assert {row["parameters"] for row in dense} == {sum(parameter.numel() for parameter in mlp.parameters())}
+    twin = timm.create_model("test_vit", img_size=32)
+    assert {row["parameters"] for row in dense} == {sum(parameter.numel() for parameter in twin.parameters())}
     where, _, heading, _, *lines = capsys.readouterr().out.splitlines()
     assert where.startswith("torch ")
     assert {line.count("|") for line in (heading, *lines)} == {12}
@@ -92,7 +92,7 @@ def test_the_layer_alone_over_a_grid(tool, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_compiled_programs_are_measured(tool, tmp_path):
-    rows = by_label(run(tool, tmp_path, *LAYER, "--batch-size", "1", "--program", "compiled"))
+    rows = by_label(run(tool, tmp_path, *SMALL, "--batch-size", "1", "--program", "compiled"))
     assert rows["gmoe"]["program"] == "compiled"
     assert rows["gmoe"]["taken"] == []  # a compiled program has no implementation of an eager forward
 

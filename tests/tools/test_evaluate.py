@@ -15,7 +15,6 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
-from timm_moe_dg.analysis.evaluation_files import FILES
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.data import (
     EvaluationImages,
@@ -27,6 +26,7 @@ from timm_moe_dg.data import (
 )
 from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
+from timm_moe_dg.inference.evaluated import FILES
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
@@ -388,7 +388,7 @@ def test_results_are_not_overwritten_unless_asked_for_and_need_no_matplotlib(run
     assert (tmp_path / "notes.txt").read_text() == "mine"
     written = {path.name for path in tmp_path.iterdir()} - {"notes.txt"}
     assert written == {"metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv"}
-    for name in ("confusion.png", "projection.png"):
+    for name in ("confusion.png", "reliability.png"):
         assert f"{name} is not drawn: drawing needs matplotlib" in caplog.text
 
 

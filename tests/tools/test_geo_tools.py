@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import timm_moe_dg
 from tests.load_tool import load_tool
-from timm_moe_dg.analysis import domains_at
+from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.data.readers.digits import geo_digits
 from timm_moe_dg.protocols.records import read_records
 

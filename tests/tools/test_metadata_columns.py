@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from tests.load_tool import load_tool
-from timm_moe_dg.analysis import geography_report
+from timm_moe_dg.analysis import geography_plots
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained, metadata_columns
 
@@ -142,8 +142,8 @@ def test_images_that_lack_some_of_the_columns_are_counted(run, folder, tmp_path,
 
 
 def test_pictures_of_a_run_with_columns(run, monkeypatch):
-    draw, drawn = geography_report.plot_domain_map, []
-    monkeypatch.setattr(geography_report, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
+    draw, drawn = geography_plots.plot_domain_map, []
+    monkeypatch.setattr(geography_plots, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
     load_tool("visualize").main([str(run), "--role", "id", "--map-step", "30"])
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn

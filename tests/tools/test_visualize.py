@@ -12,8 +12,9 @@ from PIL import Image
 from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.analysis.routing import map_report, statistics_report
-from timm_moe_dg.analysis.routing.maps import routing_maps
+from timm_moe_dg.analysis import maps as maps_module
+from timm_moe_dg.analysis import routing_report
+from timm_moe_dg.analysis.maps import routing_maps
 from timm_moe_dg.analysis.run_view import open_run, redraw_routers
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
 
@@ -65,7 +66,7 @@ def test_experts_of_a_class_in_every_domain_and_of_files(run, tmp_path):
 
 
 def test_attention_beside_a_twin(run, capsys):
-    visualize("attention", run, "--twin", run, "--columns", "1", "--mass", "0.6")
+    visualize("attention", run, "--twin", run, "--columns", "1")
     attention, name = numbers(run, "attention"), "gmoe_tiny_patch16"
     assert set(attention["head_similarity"]) == {name, f"{name} (twin)"}
     assert torch.tensor(attention["maps"][name]).shape == (1, 3, 2, 2)
@@ -90,18 +91,16 @@ def test_invariance_of_sprites_and_of_untrained_routers(run, monkeypatch):
     assert trained != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
     assert trained == numbers(run, "invariance")
     rings = []
-    monkeypatch.setattr(statistics_report, "plot_nulls", lambda *values: rings.append(values[-1]))
+    monkeypatch.setattr(routing_report, "plot_nulls", lambda *values: rings.append(values[-1]))
     visualize("invariance", run, *QUICK)
-    visualize("invariance", run, *QUICK, "--angles", "turned=0")
     visualize("invariance", run, "--max-images", "3", *QUICK[2:])
     path = run / "figures" / "untrained_router" / "invariance.json"
     path.write_text(path.read_text().replace(trained["network_sha256"], "of the run before it took more steps"))
     visualize("invariance", run, *QUICK)
     untrained, *others = rings
-    assert others == [{}, {}, {}]  # of other options, and of another network
+    assert others == [{}, {}]  # of other options, and of another network
     assert len(untrained) == 11  # ten pairs and their mean
     assert "paper / night" in untrained
-    assert numbers(run, "invariance")["angles"]["turned"] == 30
 
 
 def test_new_routers_change_nothing_else(run):
@@ -138,7 +137,7 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
     assert numbers(other, "attributes")["images"] == 14
     assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
     drawn = []
-    monkeypatch.setattr(map_report, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
+    monkeypatch.setattr(maps_module, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
     visualize("experts", other, "--parts", "back", "--cub", cub, "--columns", "1", same)
     # All four patches count for a point, which is then marked in the middle
     assert [name for name, _ in drawn] == pair["domains"]
@@ -163,7 +162,6 @@ def write_cub(root: Path) -> None:
         (["experts", "--class", "cow"], "DataError: class='cow': no such class; choose from round-pointed-long"),
         (["experts", "--block", "0"], "ArgumentError: block=0: holds no experts; choose from 1"),
         (["experts", "--images", "there.png"], "DataError: images='there.png': no such file"),
-        (["invariance", "--angles", "moon=3"], "ArgumentError: angles='moon=3': give DOMAIN=DEGREES"),
         (["domains"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
         (["forced"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
         (["attention", "--twin", "nowhere"], "ArgumentError: run='nowhere': holds no args.yaml"),

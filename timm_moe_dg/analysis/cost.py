@@ -5,7 +5,6 @@ import ctypes
 import multiprocessing
 import os
 import platform
-import re
 import statistics
 import sys
 import time
@@ -26,8 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..compat import GROUPED_PRODUCT
 from ..errors import ArgumentError, ProcessLostError
-from ..layers import GeoMoeMlp, LocationIdEmbedding, RoutedMlp
-from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
+from ..layers import LocationIdEmbedding, RoutedMlp
+from ..layers.dense.feed_forwards import read_feed_forward
 from ..networks.averages import dense_name
 from ..networks.build import Network
 
@@ -135,15 +134,10 @@ def check_idle(device: str) -> None:
         raise ArgumentError.of("device", device, f"{busy}; end the programs there, or choose another device")
 
 
-def device_name(device: str | torch.device) -> str:
-    """Model name of the GPU or of the processor."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if torch.device(device).type != "cpu":
-        return str(device)
-    info = Path("/proc/cpuinfo")
-    models = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
-    return models[0] if models else platform.processor() or platform.machine()
+def device_name(device: str) -> str:
+    """Model name of the GPU, or what the system tells about the processor."""
+    is_cuda = torch.device(device).type == "cuda"
+    return torch.cuda.get_device_name(device) if is_cuda else platform.processor() or platform.machine()
 
 
 def mixture_layers(model: Network) -> dict[str, Network]:
@@ -155,33 +149,21 @@ def mixture_layers(model: Network) -> dict[str, Network]:
     return layers
 
 
-def mixture_and_baselines(name: str, options: Options, layer: bool = False) -> dict[str, Callable[[], nn.Module]]:
-    """Functions that build a mixture model and its dense baselines, by label: `name`, `TWIN`, `EQUIVALENT`.
-
-    With `layer`, they build the first mixture layer alone and the feed-forwards in its place.
-    """
+def mixture_and_baselines(name: str, options: Options) -> dict[str, Callable[[], nn.Module]]:
+    """Functions that build a mixture model and its dense baselines, by label: `name`, `TWIN`, `EQUIVALENT`."""
     plan = timm.create_model(name, device="meta", **options)
-    place, mixture = next(iter(mixture_layers(plan).items()))
+    layer = next(iter(mixture_layers(plan).values()))
     # The feed-forwards that a token passes
-    width = mixture.router.top_k * getattr(mixture, "expert_width", 1) + (mixture.shared is not None)
-    # The dense feed-forwards have no dropout of hidden features
-    own = {**options, "expert_drop": 0.0} if layer else options
-    makers: dict[str, Callable[[], nn.Module]] = {
-        name: partial(timm.create_model, name, **own),
+    width = layer.router.top_k * getattr(layer, "expert_width", 1) + (layer.shared is not None)
+    return {
+        name: partial(timm.create_model, name, **options),
         TWIN: partial(_dense_model, plan, options),
         EQUIVALENT: partial(_dense_model, plan, options, width),
     }
-    return {label: partial(_submodule, make, place) for label, make in makers.items()} if layer else makers
 
 
-def _submodule(make: Callable[[], nn.Module], place: str) -> nn.Module:
-    return make().get_submodule(place)
-
-
-def random_inputs(model: Network, name: str, options: Options, batch_size: int, device: str) -> tuple[Tensor, ...]:
-    """Random images, and metadata for a model that reads any, or tokens for a layer of the mixture model `name`."""
-    if isinstance(model, RoutedMlp) or type(model) in DENSE_FORMS:
-        return _layer_inputs(model, timm.create_model(name, device="meta", **options), batch_size, device)
+def random_inputs(model: Network, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    """Random images, and metadata for a model that reads any."""
     # Networks of one size; the others take any
     fixed_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     size = fixed_size or resolve_model_data_config(model)["input_size"][1:]
@@ -193,25 +175,6 @@ def random_inputs(model: Network, name: str, options: Options, batch_size: int, 
         return images, torch.randint(encoder.num_locations, (batch_size,), device=device)
     degrees = torch.tensor([360.0, 180.0], device=device)
     return images, (torch.rand(batch_size, 2, device=device) - 0.5) * degrees
-
-
-def _layer_inputs(layer: Network, plan: Network, batch_size: int, device: str) -> tuple[Tensor, ...]:
-    if hasattr(plan, "patch_embed") and hasattr(plan.patch_embed, "num_patches"):
-        tokens = plan.patch_embed.num_patches + getattr(plan, "num_prefix_tokens", 0)
-    else:
-        tokens = 14**2  # convolutional networks: the stage with the most blocks, at 224 pixels
-    if isinstance(layer, RoutedMlp):
-        features, channels_first = layer.fc1.weight.shape[-1], getattr(layer, "channels_first", False)
-    else:
-        parts = read_feed_forward(layer)
-        features, channels_first = parts.weights()[0].shape[1], parts.channels_first
-    shape = (batch_size, features, 1, tokens) if channels_first else (batch_size, tokens, features)
-    # The backward pass includes the gradient of the input: a feed-forward is not the first layer of a network
-    x = torch.randn(shape, device=device, requires_grad=True)
-    if not isinstance(layer, GeoMoeMlp):
-        return (x,)
-    present = torch.ones(batch_size, dtype=torch.bool, device=device)
-    return x, torch.randn(batch_size, layer.router.codes.shape[1], device=device), present
 
 
 def _dense_model(plan: Network, options: Options, factor: float = 1) -> nn.Module:

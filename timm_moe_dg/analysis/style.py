@@ -1,6 +1,5 @@
 """The style of every picture: colors, fonts, figures, legends and grids of images."""
 
-import io
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -104,7 +103,7 @@ def fitted(name: str, width: int) -> str:
     return f" {text}" if text.startswith("_") else text  # matplotlib's legends leave such labels out
 
 
-def new_figure(width: float, height: float, layout: "Layout" = "constrained") -> "Figure":
+def new_figure(width: float, height: float, layout: Layout = "constrained") -> "Figure":
     """Returns an empty figure of this size in inches. Raises MissingDependencyError without matplotlib."""
     with needs("drawing", "matplotlib", "plots"):
         from matplotlib.figure import Figure
@@ -112,8 +111,10 @@ def new_figure(width: float, height: float, layout: "Layout" = "constrained") ->
 
 
 @contextmanager
-def styled(width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
-    """Yields a figure of this size in inches; the style holds until the block ends."""
+def picture(
+    path: Path, width: float, height: float, layout: Layout = "constrained", dpi: int = DPI
+) -> Iterator["Figure"]:
+    """Yields a styled figure of this size in inches, and writes it to `path` when the block ends."""
     figure = new_figure(width, height, layout)
     from cycler import cycler
     from matplotlib import rc_context
@@ -121,29 +122,20 @@ def styled(width: float, height: float, layout: "Layout" = "constrained") -> Ite
     colors = cycler(color=[category_color(index) for index in range(CATEGORIES)])
     with rc_context({**STYLE, "font.size": text_size(width), "axes.prop_cycle": colors}):
         yield figure
-
-
-@contextmanager
-def picture(path: Path, width: float, height: float, layout: "Layout" = "constrained") -> Iterator["Figure"]:
-    """Yields a styled figure and writes it to `path` when the block ends."""
-    with styled(width, height, layout) as figure:
-        yield figure
         with replaced_file(path) as fresh:
             # The compressed layout leaves too little room for the labels of square axes
             box = "tight" if layout == "compressed" else None
-            figure.savefig(fresh, format=path.suffix.removeprefix(".") or "png", dpi=DPI, bbox_inches=box)
+            figure.savefig(fresh, format=path.suffix.removeprefix(".") or "png", dpi=dpi, bbox_inches=box)
 
 
 @contextmanager
 def small_picture(path: Path, width: float, height: float) -> Iterator["Figure"]:
     """Does as `picture`, in 256 colors, which make the file a third as large."""
-    with styled(width, height) as figure:
+    with picture(path, width, height, dpi=GRID_DPI) as figure:
         yield figure
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=GRID_DPI)
-        image = Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
-        with replaced_file(path) as fresh:
-            image.save(fresh, format="png", optimize=True)
+    image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    with replaced_file(path) as fresh:
+        image.save(fresh, format="png", optimize=True)
 
 
 @contextmanager

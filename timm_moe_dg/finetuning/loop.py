@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 from ..algorithms import Minibatches
-from ..analysis.curves import draw_learning_curves
+from ..analysis.plots import draw_learning_curves
 from ..data import check_readable, seed_hash
 from ..errors import ArgumentError, DivergenceError
 from ..networks.build import check_name

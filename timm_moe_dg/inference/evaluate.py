@@ -13,9 +13,6 @@ import numpy as np
 from accelerate import Accelerator
 from torch import distributed, nn
 
-from ..analysis.evaluated import Evaluated
-from ..analysis.evaluation_files import FILES, save_features, score_table, write_files
-from ..analysis.evaluation_projection import METHODS
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
 from ..cli.text import one_line
 from ..cli.tool import ToolParser, tool_parser
@@ -46,6 +43,7 @@ from ..protocols.options import DATA, DEFAULTS, SPLITTING, options_with
 from ..protocols.run_identity import method_of
 from ..storage.files import all_or_nothing
 from ..storage.run_folder import run_arguments, save_calibration, warn_of_unfinished
+from .evaluated import FILES, Evaluated, save_features, score_table, write_files
 
 # What --help shows; --help-all shows every option
 MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
@@ -95,7 +93,6 @@ class EvaluationOutputOptions:
     output: str | None = option(None, metavar="DIR",
         help="folder for tables and pictures (default: print the table only)")
     save_features: str | None = option(None, metavar="FILE", help="NPZ file for the classifier's inputs")
-    projection: str = option("pca", choices=METHODS, help="method of projection.png (default: %(default)s)")
     force: bool = option(False, help="replace existing files")
 # fmt: on
 
@@ -187,7 +184,7 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
             scores = _evaluate_network(filled, data, accelerator)
             if folder:
                 names = ("model", "initial_checkpoint", *RUN_OPTIONS, "split", "expert_mode", "coverage_radius")
-                write_files(scores, folder, {name: vars(filled)[name] for name in names}, options.projection)
+                write_files(scores, folder, {name: vars(filled)[name] for name in names})
             if features:
                 save_features(scores, features)
             files = sorted(path.name for path in folder.iterdir()) if folder else []

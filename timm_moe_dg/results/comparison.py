@@ -27,6 +27,11 @@ def render(table: Table, format_: str, papers: bool = False) -> str:
 
     With `papers`, the papers' figures follow each column that has any.
     """
+    return formatted(table.title, row_texts(table, papers), format_, table.missing)
+
+
+def row_texts(table: Table, papers: bool = False) -> pd.DataFrame:
+    """Formats the rows of a table, with columns for the method and the model; see `render`."""
     stated = paper_columns(table) if papers else {}
     model = [f"{row.model} ({row.variant})" if row.variant else row.model for row in table.rows]
     columns = [pd.Series([row.algorithm for row in table.rows], name="algorithm"), pd.Series(model, name="model")]
@@ -34,7 +39,7 @@ def render(table: Table, format_: str, papers: bool = False) -> str:
         columns.append(texts.reset_index(drop=True).rename(column))
         if column in stated:
             columns.append(pd.Series([stated[column][row] for row in table.rows], name=f"{column} (papers)"))
-    return formatted(table.title, pd.concat(columns, axis="columns"), format_, table.missing)
+    return pd.concat(columns, axis="columns")
 
 
 def cell_texts(table: Table) -> pd.DataFrame:

@@ -1,31 +1,54 @@
-"""Association of a run's experts with parts and attributes, and their invariance to domains: numbers and pictures."""
+"""Statistics of a run's routing as pictures and JSON: experts by part and attribute, and their agreement by domain."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ...data import Domain
-from ...errors import ArgumentError
-from ...layers import GeoMoeMlp
-from ...protocols.run_identity import sha256
-from ...storage.files import json_text
-from ..run_view import RunView
+from ..data import Domain
+from ..errors import ArgumentError
+from ..layers import GeoMoeMlp
+from ..protocols.run_identity import sha256
+from ..storage.files import json_text
 from .annotations import annotate
-from .association import PermutationTest
-from .chosen_images import picture_names
-from .invariance import PairInvariance, check_paired, overall, routing_invariance
-from .map_plots import plot_association, plot_nulls
 from .maps import RoutingMap, chosen_block, mixture_blocks, routing_maps_of
-from .parts import Association, associate_attributes, associate_parts
+from .routing_statistics import (
+    Association,
+    PairInvariance,
+    PermutationTest,
+    associate_attributes,
+    associate_parts,
+    check_paired,
+    overall,
+    routing_invariance,
+)
+from .run_view import RunView, picture_names
+from .style import (
+    LEGEND_BELOW,
+    LETTER_WIDTH,
+    Style,
+    category_color,
+    fitted,
+    line_handle,
+    small_picture,
+    text_size,
+    write_numbers,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
 ALL_PAIRS = "all pairs"
 COUNTED = ("counts", "shares", "lift")  # tables of an association
 UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
+MAX_LIFT = 8.0  # end of the color scale
+MAX_ROWS, MAX_COLUMNS = 40, 16  # of tables with numbers
+COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fits into them
 
 
 def draw_attributes(
@@ -75,31 +98,24 @@ def draw_invariance(
     block: int | None,
     max_images: int | None,
     permutations: int,
-    angles: Sequence[tuple[str, Any]],
 ) -> tuple[list[PairInvariance], PermutationTest]:
     """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns.
 
     The picture also has the agreement of an untrained router, if an invariance.json of it lies in untrained_router/.
-    `angles` are pairs of a domain and its pictures' counter-clockwise rotation in degrees, which override the data's.
     """
     block = _patch_block(view, block)
     domains = view.domains
-    rotations = {domain.name: domain.angle for domain in domains}
-    for name, angle in angles:
-        if name not in rotations or isinstance(angle, bool) or not isinstance(angle, int | float):
-            remedy = f"give DOMAIN=DEGREES for domains out of: {', '.join(rotations)}"
-            raise ArgumentError.of("angles", f"{name}={angle}", remedy)
-    rotations |= dict(angles)
+    angles = {domain.name: domain.angle for domain in domains}
     names = [picture_names(domain, view.shares_photographs) for domain in domains]
     with_names = [(domain, rows[:max_images]) for domain, rows in zip(domains, names, strict=True) if rows]
     pictures = {domain.name: rows for domain, rows in with_names}
     check_paired(pictures)  # before images are routed, which takes minutes
     experts = {domain.name: _route(view, domain, range(len(rows)), block).first for domain, rows in with_names}
-    pairs = routing_invariance(experts, pictures, rotations, permutations)
+    pairs = routing_invariance(experts, pictures, angles, permutations)
     all_pairs = overall(pairs)
     tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
     network = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
-    compared = {"block": block, "max_images": max_images, "angles": rotations, "network_sha256": network}
+    compared = {"block": block, "max_images": max_images, "angles": angles, "network_sha256": network}
     baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
     plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
     numbers = {
@@ -137,10 +153,65 @@ def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) 
 
 def _table(association: Association) -> dict[str, object]:
     tables = {name: getattr(association, name).tolist() for name in COUNTED}
-    scores = {"cramers_v": association.cramers_v, "left_right_distance": association.sides}
-    return {"rows": list(association.rows), **tables, "nmi": _test(association.nmi), **scores}
+    scores = {"nmi": _test(association.nmi), "cramers_v": association.cramers_v}
+    return {"rows": list(association.rows), **tables, **scores}
 
 
 def _test(test: PermutationTest) -> dict[str, object]:
     null = {"mean": float(test.null.mean()), "largest": float(test.null.max()), "draws": len(test.null)}
     return {"value": test.value, "null": null, "p": test.p}
+
+
+def plot_association(association: Association, title: str, path: Path) -> None:
+    """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched."""
+    rows, experts = association.shares.shape
+    names = [fitted(name, 30) for name in association.rows]
+    width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * experts)
+    height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
+    strength = "undefined" if np.isnan(association.cramers_v) else f"{association.cramers_v:.3f}"
+    numbers = f"NMI {association.nmi.value:.3f} (p {association.nmi.p:.3g}), Cramer's V {strength}"
+    shares, bound = association.shares.numpy(), np.log2(MAX_LIFT)
+    with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
+        log_lift = np.log2(association.lift.numpy()).clip(-bound, bound)
+    largest, strongest = (float(np.nan_to_num(np.abs(values)).max(initial=0.1)) for values in (shares, log_lift))
+    with small_picture(path, width, 2.2 + height) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw_table(left, shares, "share of the row", figure, cmap="cividis", vmin=0, vmax=largest)
+        _draw_table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-strongest, vmax=strongest)
+        left.set_yticks(range(rows), names)
+        figure.suptitle(f"{fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))}\n{numbers}")
+
+
+def _draw_table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **scale: Any) -> None:
+    axes.set_facecolor("white")  # the background of masked cells, which are hatched
+    axes.patch.set(hatch="///", edgecolor="silver")
+    image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
+    if len(values) <= MAX_ROWS and values.shape[1] <= MAX_COLUMNS:
+        write_numbers(axes, image, values, size=NUMBER_SIZE)
+    steps = range(0, values.shape[1], -(-values.shape[1] // MAX_COLUMNS))
+    axes.set_xticks(steps, map(str, steps))
+    axes.set_xlabel("expert")
+    bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)
+    bar.set_label(label)
+
+
+def plot_nulls(
+    tests: Mapping[str, PermutationTest], label: str, path: Path, baseline: Mapping[str, float] | None = None
+) -> None:
+    """Draws statistics as points on the ranges of their null distributions, and an untrained router's as rings."""
+    names, untrained = [fitted(name, 34) for name in tests], baseline or {}
+    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1)}
+    ring: Style = {**point, "color": category_color(0), "fillstyle": "none", "markeredgewidth": 1.8}
+    with small_picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
+        axes = figure.subplots()
+        for row, (name, test) in enumerate(tests.items()):
+            low, high = float(test.null.min()), float(test.null.max())
+            axes.plot([low, high], [row, row], color="#808080", linewidth=5, solid_capstyle="butt")
+            axes.plot(test.value, row, **point, markersize=6)
+            axes.plot(untrained.get(name, np.nan), row, **ring, markersize=9)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlabel(label, loc="right")
+        entries = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
+        handles = [*entries, line_handle("untrained router", **ring)] if untrained else entries
+        figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})

@@ -1,14 +1,12 @@
-"""Confusion matrices and reliability diagrams: complete for any number of classes and predictions."""
+"""Pictures of an evaluation: complete for any number of classes and predictions."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from timm_moe_dg.analysis.score_plots import plot_confusion, plot_reliability
+from timm_moe_dg.inference.evaluated import plot_confusion, plot_reliability
 from timm_moe_dg.metrics import calibration_bins
-
-pytest.importorskip("matplotlib")
 
 
 @pytest.mark.slow

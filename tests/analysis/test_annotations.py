@@ -1,12 +1,20 @@
-"""The annotations of a miniature CUB-200-2011, with the release's oddities."""
+"""Patches of parts, and the annotations of a miniature CUB-200-2011, with the release's oddities."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from timm_moe_dg.analysis.routing.annotations import AnnotatedDomain, middles, read_cub
-from timm_moe_dg.analysis.routing.chosen_images import picture_key
+from timm_moe_dg.analysis.annotations import (
+    AnnotatedDomain,
+    area_members,
+    middles,
+    nearest_patches,
+    patch_centers,
+    point_members,
+    read_cub,
+)
+from timm_moe_dg.analysis.run_view import picture_key
 from timm_moe_dg.data import FolderDomain
 from timm_moe_dg.errors import ArgumentError, DataError
 
@@ -63,10 +71,11 @@ def test_a_part_is_in_the_middle_of_its_patches_and_nowhere_without_any():
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("parts/part_locs.txt", "1 1 five 6.5 1\n", "part_locs.txt', line 1: .*five"),
-        ("parts/part_locs.txt", "1 1\n", "part_locs.txt', line 1: '1 1' has fewer than 5 fields"),
-        ("bounding_boxes.txt", "9 1 1 1 1\n", "bounding_boxes.txt', line 1: no image or part has the number '9'"),
-        ("parts/part_locs.txt", None, r"cub=.*: lacks parts/part_locs.txt; give the folder CUB_200_2011"),
+        ("parts/part_locs.txt", "1 1 five 6.5 1\n", "part_locs.txt': .*five.* row 0"),
+        ("parts/part_locs.txt", "1 1\n", "part_locs.txt': .* row 1 with 2 columns"),
+        ("bounding_boxes.txt", "9 1 1 1 1\n", "bounding_boxes.txt': .* the number 9"),
+        ("images.txt", "1\n", "images.txt': "),
+        ("parts/part_locs.txt", None, "cub=.*: lacks parts/part_locs.txt"),
     ],
 )
 def test_a_wrong_line_or_a_missing_file_is_named(cub, name, line, message):
@@ -76,3 +85,38 @@ def test_a_wrong_line_or_a_missing_file_is_named(cub, name, line, message):
         path.write_text(line)
     with pytest.raises(DataError, match=message):
         read_cub(cub)
+
+
+def test_centers_run_in_rows():
+    centers = patch_centers((2, 3), (32, 48))
+    assert centers.tolist() == [[8, 8], [24, 8], [40, 8], [8, 24], [24, 24], [40, 24]]
+
+
+def test_the_nearest_nine_by_hand():
+    """14 x 14 patches of 16 pixels: at a center a 3 x 3 block; in a corner the nine of its quarter disc."""
+    centers = patch_centers((14, 14), (224, 224))
+    block = nearest_patches(torch.tensor([5 * 16 + 8.0, 3 * 16 + 8.0]), centers)
+    assert block[0] == 3 * 14 + 5
+    assert sorted(block.tolist()) == sorted(r * 14 + c for r in (2, 3, 4) for c in (4, 5, 6))
+    corner = nearest_patches(torch.tensor([0.0, 0.0]), centers)
+    squares = {r * 14 + c: (16 * c + 8) ** 2 + (16 * r + 8) ** 2 for r in range(14) for c in range(14)}
+    assert corner.tolist() == sorted(squares, key=lambda index: (squares[index], index))[:9]  # ties: the lower index
+
+
+def test_points_count_where_they_are_visible_and_the_rest_of_the_box_is_no_background():
+    centers = patch_centers((4, 4), (64, 64))
+    points = torch.tensor([[[24.0, 24.0], [40.0, 40.0]]])
+    members = point_members(points, torch.tensor([[True, False]]), torch.tensor([[16.0, 16.0, 32.0, 32.0]]), centers)
+    assert members.shape == (1, 3, 16)
+    assert members[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    assert not members[0, 1].any()  # not visible
+    assert (~members[0, 2]).nonzero().flatten().tolist() == [5, 6, 9, 10]
+
+
+def test_areas_count_for_the_part_with_most_pixels():
+    maps = torch.zeros(1, 4, 4, dtype=torch.long)
+    maps[0, 0, :2] = 1
+    maps[0, 1, 0] = 1  # three of four pixels
+    maps[0, 2:, 2] = 2  # two of four: a tie with the background
+    maps[0, 2:, 0:2] = 3
+    assert area_members(maps, 4, (2, 2))[0].long().argmax(0).tolist() == [1, 0, 3, 0]

@@ -1,30 +1,33 @@
-"""Parts and attributes of a run's images, from sprites' part maps or from the annotations of CUB-200-2011.
+"""Parts and attributes of a run's images by patch, from sprites' part maps or from the annotations of CUB-200-2011.
 
 CUB-200-2011 annotates each bird with the places of 15 parts, a bounding box and 312 attributes.
 Format: text files of numbered rows in the folder CUB_200_2011, whose images lie in images/CLASS/IMAGE.
 Source: C. Wah et al., The Caltech-UCSD Birds-200-2011 Dataset, 2011; for research and teaching only. Nothing is
 downloaded. The copies of a photograph in other styles (CUB-DG) have the same CLASS/IMAGE.
+
+Axes: B images, N = H * W patches in rows from the top left, P parts, A attributes.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...data import Domain, FolderDomain, SpritesDomain
-from ...errors import ArgumentError, DataError, did_you_mean
-from ..run_view import RunView
-from .chosen_images import ImageRows, picture_key
-from .map_plots import Places
-from .parts import area_members, patch_centers, point_members
+from ..data import Domain, FolderDomain, SpritesDomain
+from ..errors import ArgumentError, DataError, did_you_mean
+from .run_view import ImageRows, RunView, picture_key
 
 BACKGROUND = "background"
+NUM_NEAREST = 9  # patches counted for a part that is a point, as in GMoE (Li et al., ICLR 2023), figure 3b
 IMAGES, BOXES, PARTS, POINTS = "images.txt", "bounding_boxes.txt", "parts/parts.txt", "parts/part_locs.txt"
 ATTRIBUTE_LABELS = "attributes/image_attribute_labels.txt"
 ATTRIBUTE_NAMES = ("attributes/attributes.txt", "attributes.txt", "../attributes.txt")  # the copies differ
+Places = dict[str, tuple[float, float]]  # part -> x and y in an image, as shares of its width and height
 
 
 class AnnotatedDomain(NamedTuple):
@@ -40,14 +43,14 @@ class AnnotatedDomain(NamedTuple):
 
 
 class CubAnnotations(NamedTuple):
-    """The annotations of N photographs, in the order of images.txt."""
+    """The annotations of all photographs, in the order of images.txt."""
 
     images: dict[str, int]  # CLASS/IMAGE without the extension -> row
     parts: tuple[str, ...]  # P names
-    points: Tensor  # (N, P, 2) x and y of each part in pixels of the photograph
-    visible: Tensor  # bool (N, P)
-    boxes: Tensor  # (N, 4) left, top, width and height of the bird, in pixels of the photograph
-    attributes: Tensor | None  # bool (N, A); None if the copy of the data set has no attributes
+    points: Tensor  # (B, P, 2) x and y of each part in pixels of the photograph
+    visible: Tensor  # bool (B, P)
+    boxes: Tensor  # (B, 4) left, top, width and height of the bird, in pixels of the photograph
+    attributes: Tensor | None  # bool (B, A); None if the copy of the data set has no attributes
     attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
 
@@ -101,6 +104,44 @@ def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, i
     ]
 
 
+def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
+    """Centers (N, 2), x and y, of a grid (H, W) of patches over an image of size (height, width)."""
+    y, x = ((torch.arange(cells) + 0.5) * (side / cells) for cells, side in zip(grid, size, strict=True))
+    return torch.cartesian_prod(y, x).flip(-1).view(-1, 2)
+
+
+def nearest_patches(points: Tensor, centers: Tensor, number: int = NUM_NEAREST) -> Tensor:
+    """Indices of the patches (N, 2) nearest to each point (..., 2), x and y: int64 (..., number), nearest first."""
+    squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
+    # A stable sort: of equally near patches, the lower index comes first
+    return squares.sort(dim=-1, stable=True).indices[..., :number]
+
+
+def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor) -> Tensor:
+    """Assigns patches to parts that are points, the nearest nine to each, and to the background outside of the box.
+
+    Coordinates are in pixels of the model's input: points (B, P, 2) x and y, boxes (B, 4) left, top, width and height,
+    centers (N, 2). The result is bool (B, P + 1, N), the background last. A patch can count for several parts.
+    """
+    nearest = nearest_patches(points, centers)
+    parts = torch.zeros(*nearest.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, nearest, True)
+    corner, size = box[:, None, :2], box[:, None, 2:]
+    outside = ((centers < corner) | (centers > corner + size)).any(-1)
+    return torch.cat([parts & visible[..., None], outside[:, None]], dim=1)
+
+
+def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Tensor:
+    """Assigns each patch to the part that most of its pixels belong to, the lower index in a tie: bool (B, P, N).
+
+    `part_maps` int64 (B, height, width) hold the part of each pixel. Their sides are multiples of the grid's H and W.
+    """
+    height, width = part_maps.shape[1:]
+    # The mean over a patch of one-hot pixels is the share of each part
+    pixels = F.one_hot(part_maps, num_parts).permute(0, 3, 1, 2).float()
+    counts = F.avg_pool2d(pixels, (height // grid[0], width // grid[1]))
+    return F.one_hot(counts.argmax(1).flatten(1), num_parts).transpose(1, 2).bool()
+
+
 def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int]) -> AnnotatedDomain:
     members = area_members(torch.as_tensor(domain.part_maps[positions]), len(domain.part_names), grid)
     attributes = torch.as_tensor(domain.attributes[positions])
@@ -127,53 +168,24 @@ def _from_cub(
 
 
 def read_cub(folder: str | os.PathLike[str]) -> CubAnnotations:
-    """Reads the annotations in CUB_200_2011, or in the folder that contains it. Errors name the file and the line."""
+    """Reads the annotations in CUB_200_2011, or in the folder that contains it. Errors name the file and the row."""
     folder = Path(folder)
     root = folder / "CUB_200_2011" if (folder / "CUB_200_2011").is_dir() else folder
     if missing := [name for name in (IMAGES, BOXES, PARTS, POINTS) if not (root / name).is_file()]:
         remedy = "give the folder CUB_200_2011 of the original release, with its parts"
         raise DataError(f"cub={str(folder)!r}: lacks {', '.join(missing)}; {remedy}")
     images, parts = _names(root / IMAGES), _names(root / PARTS)
-    index_of, part_of = ({number: index for index, number in enumerate(names)} for names in (images, parts))
+    (image, part), values = _numbers(root / POINTS, images, parts, columns=3)
     points, visible = torch.zeros(len(images), len(parts), 2), torch.zeros(len(images), len(parts), dtype=torch.bool)
-    for image, part, x, y, is_visible in _numbers(root / POINTS, 5, index_of, part_of):
-        points[image, part], visible[image, part] = torch.tensor([x, y]), bool(is_visible)
+    points[image, part], visible[image, part] = values[:, :2], values[:, 2] != 0
+    (image,), values = _numbers(root / BOXES, images, columns=4)
     boxes = torch.zeros(len(images), 4)
-    for image, *box in _numbers(root / BOXES, 5, index_of):
-        boxes[image] = torch.tensor(box)
-    attributes, attribute_names = _read_attributes(root, index_of)
+    boxes[image] = values
     rows = {picture_key(path): index for index, path in enumerate(images.values())}
-    return CubAnnotations(rows, tuple(parts.values()), points, visible, boxes, attributes, attribute_names)
+    return CubAnnotations(rows, tuple(parts.values()), points, visible, boxes, *_read_attributes(root, images))
 
 
-def _lines(path: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
-    """The place of each line that is not empty, for messages, and its fields."""
-    with path.open() as file:
-        for number, line in enumerate(file, 1):
-            row, place = line.split(), f"{str(path)!r}, line {number}"
-            if row and len(row) < fields:
-                raise DataError(f"{place}: {line.strip()!r} has fewer than {fields} fields")
-            if row:
-                yield place, row
-
-
-def _names(path: Path) -> dict[str, str]:
-    return {row[0]: " ".join(row[1:]) for _, row in _lines(path, 2)}
-
-
-def _numbers(path: Path, fields: int, *index_of: Mapping[str, int]) -> Iterator[list[Any]]:
-    """The first fields of each line: one position from each table in `index_of`, then numbers."""
-    for place, row in _lines(path, fields):
-        try:
-            positions = [table[name] for table, name in zip(index_of, row, strict=False)]
-            yield [*positions, *map(float, row[len(positions) : fields])]
-        except KeyError as error:
-            raise DataError(f"{place}: no image or part has the number {error}; complete the copy") from error
-        except ValueError as error:
-            raise DataError(f"{place}: {error}; give numbers") from error
-
-
-def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None, tuple[str, ...]]:
+def _read_attributes(root: Path, images: dict[int, str]) -> tuple[Tensor | None, tuple[str, ...]]:
     path = root / ATTRIBUTE_LABELS
     table = next((root / name for name in ATTRIBUTE_NAMES if (root / name).is_file()), None)
     if table is None or not path.is_file():
@@ -181,6 +193,29 @@ def _read_attributes(root: Path, images: dict[str, int]) -> tuple[Tensor | None,
     names = _names(table)
     labels = torch.zeros(len(images), len(names), dtype=torch.bool)
     # IMAGE ATTRIBUTE PRESENT, then certainty and time, where some lines of the release have a field too many
-    for image, attribute, present in _numbers(path, 3, images, {number: index for index, number in enumerate(names)}):
-        labels[image, attribute] = present == 1
+    (image, attribute), present = _numbers(path, images, names, columns=1)
+    labels[image, attribute] = present[:, 0] == 1
     return labels, tuple(names.values())
+
+
+def _names(path: Path) -> dict[int, str]:
+    """Number -> name of each line."""
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip())
+    try:
+        return {int(number): name.strip() for number, name in lines}
+    except ValueError as error:
+        raise DataError(f"{str(path)!r}: {error}; give a number and a name in each line") from error
+
+
+def _numbers(path: Path, *tables: dict[int, str], columns: int) -> tuple[list[Tensor], Tensor]:
+    """The lines' positions in each of the tables whose numbers come first, and the columns that follow these."""
+    try:
+        values = np.loadtxt(path, comments=None, usecols=range(len(tables) + columns), ndmin=2)
+        index_of = [{number: index for index, number in enumerate(table)} for table in tables]
+        positions = [[index[number] for number in column] for index, column in zip(index_of, values.T, strict=False)]
+    except (ValueError, KeyError) as error:
+        is_unknown = isinstance(error, KeyError)
+        reason = f"no image, part or attribute has the number {error.args[0]:g}" if is_unknown else error
+        raise DataError(f"{str(path)!r}: {reason}; repair or complete the copy") from error
+    following = torch.tensor(values[:, len(tables) :], dtype=torch.float32)
+    return [torch.tensor(column, dtype=torch.long) for column in positions], following

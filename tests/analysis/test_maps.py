@@ -1,0 +1,206 @@
+"""Expert maps are the routers' decisions without prefix tokens, attention maps are timm's, and pictures show both."""
+
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.utils import AttentionExtract
+
+from tests.models.cases import BY_NAME, FAMILIES, mixture_layers, randomize
+from timm_moe_dg.analysis.maps import (
+    Photograph,
+    chosen_block,
+    class_attention,
+    head_similarity,
+    mixture_blocks,
+    plot_attention_maps,
+    plot_entropy_maps,
+    plot_expert_maps,
+    routing_maps,
+    routing_maps_of,
+)
+from timm_moe_dg.analysis.style import expert_color
+from timm_moe_dg.errors import ArgumentError
+
+LONG = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
+
+
+@pytest.mark.parametrize("case", [case for case in FAMILIES if not case.metadata], ids=lambda case: case.name)
+def test_maps_are_the_routers_first_choices(case):
+    model = randomize(case.small(), std=0.3).train()
+    (images,) = case.inputs(3)
+    maps = routing_maps(model, images)
+    assert model.training
+    model.eval()
+    expected = {}
+    for block, layer in mixture_blocks(model).items():
+        layer.register_forward_hook(
+            lambda layer, inputs, _, block=block: expected.update({block: layer.router(inputs[0].flatten(0, 1))})
+        )
+    with torch.no_grad():
+        model(images)
+    grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+    assert sorted(maps) == sorted(expected)
+    for block, routing in expected.items():
+        first = routing.logits.argmax(-1).view(3, -1)[:, model.num_prefix_tokens :]
+        assert maps[block].first.tolist() == first.view(3, *grid).tolist()
+        probabilities = routing.logits.softmax(-1)
+        entropy = -(probabilities * probabilities.log()).sum(-1).view(3, -1)[:, model.num_prefix_tokens :]
+        torch.testing.assert_close(maps[block].entropy, entropy.view(3, *grid), atol=1e-5, rtol=1e-5)
+    assert not any(layer.record_routing for layer in mixture_layers(model).values())
+
+
+def test_entropy_is_at_most_that_of_all_experts_alike():
+    case = BY_NAME["gmoe_tiny_patch16"]
+    model = case.small()
+    for layer in mixture_blocks(model).values():
+        layer.router.codes.data.fill_(1.0)
+    maps = routing_maps(model, case.images(2))
+    for block in maps.values():
+        torch.testing.assert_close(block.entropy, torch.full_like(block.entropy, math.log(block.num_experts)))
+
+
+def test_moge_gives_an_image_one_expert_and_none_without_a_place():
+    case = BY_NAME["moge_tiny"]
+    model = randomize(case.small(), std=0.3)
+    images, metadata = case.inputs(3)
+    maps = routing_maps(model, images, metadata)
+    for block in maps.values():
+        assert block.first.shape == (3, 1, 1)
+        assert (block.first.flatten() >= 0).tolist() == [True, False, True]
+    assert all((block.first == -1).all() for block in routing_maps(model, images).values())
+    model.set_expert_mode(2)
+    assert all((block.first == 2).all() for block in routing_maps(model, images, metadata).values())
+
+
+def test_batches_are_put_together_and_recording_ends_where_the_model_fails():
+    case = BY_NAME["gmoe_tiny_patch16"]
+    model, images = randomize(case.small(), std=0.3), case.images(5)
+    together, parts = routing_maps(model, images), routing_maps_of(model, [(images[:2],), (images[2:],)])
+    for block, routing in together.items():
+        assert torch.equal(routing.first, parts[block].first)
+    with pytest.raises(AssertionError):
+        routing_maps(model, torch.zeros(1, 3, 17, 32))
+    assert not any(layer.record_routing for layer in mixture_layers(model).values())
+
+
+def test_a_dense_model_and_a_dense_block_are_named():
+    case = BY_NAME["gmoe_tiny_patch16"]
+    with pytest.raises(ArgumentError, match=r"VisionTransformer.*dense model"):
+        mixture_blocks(case.small_dense())
+    blocks = mixture_blocks(case.small())
+    assert chosen_block(blocks, None) == max(blocks)
+    with pytest.raises(ArgumentError, match="block=1: holds no experts; choose from 0, 2"):
+        chosen_block(blocks, 1)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "gmoe_tiny_patch16"])
+def test_maps_are_as_timm_extracts_them(name):
+    sizes = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 4, "num_classes": 5}
+    model = randomize(timm.create_model(name, **sizes), std=0.2).eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    maps = class_attention(model, images)
+    assert maps.shape == (2, 4, 4, 4)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    last = list(AttentionExtract(model, method="fx")(images).values())[-1]
+    expected = last[:, :, 0, model.num_prefix_tokens :].unflatten(-1, model.patch_embed.grid_size)
+    torch.testing.assert_close(maps, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+def test_every_family_has_maps_and_is_left_as_it_was(case):
+    model = case.small().train()
+    inputs = case.inputs(2)
+    fused = [block.attn.fused_attn for block in model.blocks]
+    maps = class_attention(model, *inputs)
+    assert maps.shape[:2] == (2, 2)
+    assert ((maps > 0) & (maps < 1)).all()
+    assert model.training
+    assert [block.attn.fused_attn for block in model.blocks] == fused
+    assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
+
+
+def test_attention_is_restored_where_the_model_fails_and_a_model_without_a_class_token_is_named():
+    model = BY_NAME["gmoe_tiny_patch16"].small()
+    with pytest.raises(AssertionError):
+        class_attention(model, torch.zeros(1, 3, 17, 32))
+    assert model.blocks[-1].attn.fused_attn
+    assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
+    model = BY_NAME["gmoe_tiny_patch16"].small(class_token=False, global_pool="avg")
+    with pytest.raises(ArgumentError, match="no class token"):
+        class_attention(model, torch.zeros(1, 3, 32, 32))
+
+
+def test_heads_alike_have_similarity_one_and_disjoint_ones_zero():
+    head = torch.rand(1, 1, 3, 3)
+    alike = torch.cat([head, 0.5 * head, 2 * head], dim=1)
+    disjoint = torch.eye(9).view(1, 9, 3, 3)
+    assert head_similarity(alike).item() == pytest.approx(1.0)
+    assert head_similarity(disjoint).item() == pytest.approx(0.0)
+    assert head_similarity(head).isnan()
+    by_hand = torch.tensor([[[[3.0, 4.0]], [[4.0, 3.0]]]])
+    assert head_similarity(by_hand).item() == pytest.approx(24 / 25)
+
+
+def photo(values, side=24):
+    return Photograph("picture.png", np.full((side, side, 3), 200, np.uint8), values)
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_experts", [1, 10, 16])
+def test_maps_of_any_number_of_experts(num_experts, tmp_path):
+    first = torch.arange(64).view(8, 8) % num_experts
+    rows = [("paper", [photo(first), None]), (LONG, [photo(first.T), photo(first)])]
+    plot_expert_maps(rows, num_experts, tmp_path / "experts.png")
+    plot_entropy_maps(rows, num_experts, tmp_path / "entropy.png")
+    assert all(is_picture(tmp_path / f"{name}.png") for name in ("experts", "entropy"))
+
+
+def test_cells_have_the_experts_color_and_number(figures, tmp_path):
+    first = torch.tensor([[0, 3], [5, 1]])
+    plot_expert_maps([("a", [photo(first)])], 6, tmp_path / "experts.png")
+    (figure,) = figures
+    overlay = figure.axes[0].images[1].get_array()
+    for (row, column), index in np.ndenumerate(first.numpy()):
+        hexed = "#" + "".join(f"{round(255 * value):02X}" for value in overlay[row, column, :3])
+        assert hexed == expert_color(int(index))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0", "3", "5", "1"]
+    assert [text.get_position() for text in figure.axes[0].texts] == [(6, 6), (18, 6), (6, 18), (18, 18)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
+
+
+def test_parts_are_marked_and_joined_along_a_row(figures, tmp_path):
+    first = torch.zeros(2, 2, dtype=torch.long)
+    places = [{"head": (0.25, 0.5), "tail": (1.0, 0.0)}, {}, {"head": (0.75, 0.25)}]
+    photos = [Photograph("picture.png", np.zeros((24, 48, 3), np.uint8), first, parts) for parts in places]
+    plot_expert_maps([("a", photos)], 6, tmp_path / "experts.png")
+    (figure,) = figures
+    marks = [[(*line.get_xdata(), *line.get_ydata()) for line in axes.lines] for axes in figure.axes]
+    assert marks == [[(12, 12), (48, 0)], [], [(36, 6)]]
+    (line,) = figure.artists
+    assert (line.xy1, line.xy2, line.axesA, line.axesB) == ((12, 12), (36, 6), figure.axes[0], figure.axes[2])
+    assert not any(axes.texts for axes in figure.axes)  # numbers would hide the marks
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["expert 0", "head", "tail"]
+
+
+def test_small_cells_have_no_number_and_an_image_as_a_whole_is_one_cell(figures, tmp_path):
+    plot_expert_maps([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], 2, tmp_path / "experts.png")
+    rows = [("a", [photo(torch.tensor([[4]])), photo(torch.tensor([[-1]]))])]
+    plot_expert_maps(rows, 6, tmp_path / "experts.png")
+    small, whole = figures
+    assert not small.axes[0].texts
+    assert [[text.get_text() for text in axes.texts] for axes in whole.axes] == [["4"], ["shared"]]
+    assert whole.legends[0].get_title().get_text().startswith("first expert of each image")
+
+
+def test_attention_of_networks_with_different_heads(tmp_path):
+    rows = [("dense", [photo(torch.rand(3, 4, 4))]), ("mixture", [photo(torch.rand(1, 4, 4))])]
+    plot_attention_maps(rows, tmp_path / "attention.png")
+    assert is_picture(tmp_path / "attention.png")

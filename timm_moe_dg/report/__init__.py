@@ -1,1 +1,0 @@
-"""HTML reports of runs and sweeps, each in one self-contained file."""
