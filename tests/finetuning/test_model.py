@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from torch import nn
 
+from tests.finetuning.plans import image_folder, plan_of
 from tests.saved_run import SMALL as SAVED
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError
@@ -19,17 +19,11 @@ from timm_moe_dg.finetuning.model import (
     prepare_network,
     set_expert_mode,
 )
-from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.processes import process_state_kept
-from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.networks.build import build_network
-from timm_moe_dg.protocols.options import RunOptions, run_parser
+from timm_moe_dg.protocols.options import RunOptions
 
 SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
-
-
-def plan_of(tmp_path, *words):
-    return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
 
 
 def test_smoothing_in_closed_form_and_the_plain_loss_without(tmp_path):
@@ -43,16 +37,12 @@ def test_smoothing_in_closed_form_and_the_plain_loss_without(tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "option"),
-    [
-        ("deit_tiny_patch16_224", "--z-coef"),
-        ("deit_tiny_patch16_224", "--domain-coef"),
-        ("moge_tiny", "--image-coef"),
-    ],
+    [("deit_tiny_patch16_224", "z-coef"), ("deit_tiny_patch16_224", "domain-coef"), ("moge_tiny", "image-coef")],
 )
 def test_weights_of_losses_that_a_model_does_not_have_are_refused(model, option, tmp_path):
     size = [f"{name}={value}" for name, value in SIZE.items()]
-    words = ["--dataset", "geo_digits", "--model", model, "--model-kwargs", *size, option, "0.1"]
-    with pytest.raises(ArgumentError, match=r"_coef=0\.1: .*VisionTransformer has no such loss; leave it out"):
+    words = ["--dataset", "geo_digits", "--model", model, "--model-kwargs", *size, f"--{option}", "0.1"]
+    with pytest.raises(ArgumentError, match=f"^{option.replace('-', '_')}="):
         prepare_network(plan_of(tmp_path, *words))
 
 
@@ -112,19 +102,19 @@ MOGE = ["--model", "moge_tiny", *SMALL, "moe_layers=(1,)"]
 
 
 def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
-    shared = "--dataset place_folder, or --expert-mode shared to train the shared expert alone"
-    message = "model='moge_tiny': reads places, and no training image of {} has one; use " + shared
-    with pytest.raises(ArgumentError, match=message.format("rotated_digits")):
-        prepare_network(plan_of(tmp_path, *MOGE))
-    with pytest.raises(ArgumentError, match=r"use --dataset place_folder$"):
-        prepare_network(plan_of(tmp_path, "--model", "erm_le_tiny_patch16", *SMALL))
-    with pytest.raises(ArgumentError, match=r"reads location ids, and .* has one; use --dataset iWildCam$"):
-        prepare_network(plan_of(tmp_path, "--model", "erm_le_tiny_patch16", *SMALL, "metadata_encoder=location_id"))
+    erm_le = ["--model", "erm_le_tiny_patch16", *SMALL]
+    for words, remedy in (
+        (MOGE, "--dataset place_folder, or --expert-mode shared"),
+        (erm_le, "--dataset place_folder$"),
+        ([*erm_le, "metadata_encoder=location_id"], r"--dataset iWildCam$"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^model=.*{remedy}"):
+            prepare_network(plan_of(tmp_path, *words))
     assert prepare_network(plan_of(tmp_path, *MOGE, "--expert-mode", "shared")).expert_mode == "shared"
     plan = plan_of(tmp_path, *MOGE, "metadata_drop=0.0", "--dataset", "geo_digits")
     assert prepare_network(plan).expert_mode == "routed"
     unknown = [replace(domain, metadata=np.full_like(domain.metadata, np.nan)) for domain in plan.domains]
-    with pytest.raises(ArgumentError, match=message.format("geo_digits")):
+    with pytest.raises(ArgumentError, match="model="):
         prepare_network(replace(plan, domains=unknown))
 
 
@@ -160,11 +150,8 @@ def test_photographs_from_random_weights_are_warned_of_and_built_in_digits_are_n
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_a_run_goes_on_with_more_classes(tmp_path, pretrained):
     saved = saved_run(tmp_path / "run", "gmoe_tiny_patch16", ("dog", "cat"))
-    for label in ("ant", "cat", "dog"):
-        for number in range(5):
-            (tmp_path / "data" / "site" / label).mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (4, 4)).save(tmp_path / "data" / "site" / label / f"{number}.png")
-    data = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--test-domains", "none", "--img-size", "32"]
+    files = (f"site/{label}/{number}.png" for label in ("ant", "cat", "dog") for number in range(5))
+    data = [*image_folder(tmp_path / "data", *files), "--test-domains", "none", "--img-size", "32"]
     kwargs = ["--model-kwargs", *(f"{key}={value}" for key, value in SAVED.items())]
     words = ["--model", "gmoe_tiny_patch16", *kwargs, "--initial-checkpoint", str(tmp_path / "run")]
     words = ["--model", f"local-dir:{tmp_path / 'run' / 'best'}", "--pretrained"] if pretrained else words

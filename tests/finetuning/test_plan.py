@@ -11,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.finetuning.plans import image_folder, plan_of
 from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
@@ -18,24 +19,12 @@ from timm_moe_dg.data.splits import domain_positions
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError, MoeDgError, ProtocolError
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.messages import describe
-from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, make_plan, wanted_trackers
+from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, wanted_trackers
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import differences, settings
 
 NAMES = ["art", "photo", "2019", "1"]
-
-
-def plan_of(tmp_path, *words):
-    return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
-
-
-def image_folder(root, *files):
-    """The words for a folder of small images."""
-    for file in files:
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(root / file)
-    return ["--dataset", "folder", "--data-dir", str(root), "--model", "test_vit"]
 
 
 def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, caplog):

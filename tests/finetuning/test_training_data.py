@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.finetuning.plans import plan_of
 from tests.load_tool import load_tool
 from timm_moe_dg.data import Split
 from timm_moe_dg.data.readers.digits import geo_digits
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.finetuning.plan import RunPlan, make_plan
-from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.finetuning.plan import RunPlan
 from timm_moe_dg.finetuning.training_data import (
     build_loaders,
     class_weights,
@@ -26,16 +26,12 @@ from timm_moe_dg.finetuning.training_data import (
     validated_radius,
 )
 from timm_moe_dg.layers import thin_coordinates
-from timm_moe_dg.protocols.options import RunOptions, run_parser
+from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import SELECTION_RULES
 
 CONFIG = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 SIZES = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 10}
-
-
-def plan_of(tmp_path, *words):
-    return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
 
 
 @pytest.mark.parametrize("option", ["--eval-train", "--no-eval-train"])

@@ -1,0 +1,22 @@
+"""Plans of runs, and folders of small images."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from timm_moe_dg.finetuning.plan import RunPlan, make_plan
+from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.protocols.options import run_parser
+
+
+def plan_of(tmp_path: Path, *words: str) -> RunPlan:
+    """Plans the run of a command line, with its output below a folder."""
+    return make_plan(parse_resumable(run_parser(), ["--output", str(tmp_path / "output"), *words]))
+
+
+def image_folder(root: Path, *files: str) -> list[str]:
+    """Writes small images, and returns the words for their folder."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(root / file)
+    return ["--dataset", "folder", "--data-dir", str(root), "--model", "test_vit"]
