@@ -136,7 +136,7 @@ def test_parts_of_a_model_that_was_moved_since_are_refused():
 
 @pytest.mark.parametrize("name", ["adahessian", "bnbadam", "fusedlamb"])
 def test_an_optimizer_that_cannot_take_a_step_here_is_refused(name):
-    with pytest.raises(ArgumentError, match=rf"opt='{name}': .*; choose another optimizer"):
+    with pytest.raises(ArgumentError, match=f"^opt='{name}'"):
         check_optimizer(name)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils._pytree import tree_flatten
 
 from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
@@ -250,20 +251,13 @@ def nested(seed=0):
 
 
 def assert_same(actual, expected):
-    assert type(actual) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        assert actual.dtype == expected.dtype
-        assert actual.stride() == expected.stride()
-        assert torch.equal(actual, expected)
-    elif isinstance(expected, dict):
-        assert list(actual) == list(expected)
-        for key in expected:
-            assert_same(actual[key], expected[key])
-    elif isinstance(expected, list | tuple):
-        for item, other in zip(actual, expected, strict=True):
-            assert_same(item, other)
-    else:
-        assert actual == expected
+    (leaves, structure), (others, other_structure) = map(tree_flatten, (actual, expected))
+    assert structure == other_structure
+    for leaf, other in zip(leaves, others, strict=True):
+        assert type(leaf) is type(other)
+        if isinstance(other, torch.Tensor):
+            assert (leaf.dtype, leaf.stride()) == (other.dtype, other.stride())
+        assert torch.equal(leaf, other) if isinstance(other, torch.Tensor) else leaf == other
 
 
 def test_nested_states_come_back_bit_for_bit(tmp_path):
