@@ -229,8 +229,8 @@ def is_sharded() -> bool:
     return parse_flag_from_env(FSDP)
 
 
-class Interrupted(Exception):  # noqa: N818 (not an error)
-    """Raised at a safe point after SIGTERM or Ctrl-C."""
+class Interrupted(BaseException):
+    """Raised at a safe point after SIGTERM or Ctrl-C. Like KeyboardInterrupt, it is no error."""
 
 
 class Interruption:
