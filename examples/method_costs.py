@@ -5,6 +5,9 @@
 
 Networks and methods take turns in each round. The table shows medians over rounds and quartiles of ratios. Steps of 160
 images of 224 pixels, as in the second command, stand beside the costs that the papers state.
+
+method_costs.csv has seconds and gigabytes of a step in GMoE's Table 16 and SF-MoE's Table 4, as printed. Neither paper
+names its GPU. EoA is an ensemble of averaged networks; its row is that of one network with a moving average.
 """
 
 import argparse
@@ -13,8 +16,10 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import timm
 import torch
 from torch import nn
@@ -24,10 +29,12 @@ from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm
 from timm_moe_dg.algorithms.adversarial import cycle_length
 from timm_moe_dg.analysis.cost import interleaved, keep_freed_memory, peak_memory, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
-from timm_moe_dg.results.papers import IMAGES, PIXELS, stated_costs
+from timm_moe_dg.results.papers import with_tag
 
 BASE = "ERM"
 CLASSES = 7
+IMAGES, PIXELS = 160, 224  # of a step whose cost the papers state
+COSTS = pd.read_csv(Path(__file__).with_suffix(".csv"), dtype=str)
 Step = Callable[[], None]
 
 
@@ -102,6 +109,13 @@ def build_steps(entry: Entry, args: argparse.Namespace) -> Step:
     return steps
 
 
+def stated_costs(entry: Entry) -> str:
+    """The papers' costs of a step of 160 images, "" if they state none."""
+    key = (entry.mode, entry.algorithm, with_tag(entry.model))
+    rows = [cost for cost in COSTS.itertuples() if key == (cost.mode, cost.algorithm, with_tag(cost.model))]
+    return "; ".join(f"{cost.seconds} s, {cost.gigabytes} GB ({cost.source})" for cost in rows)
+
+
 def time_steps(entries: Sequence[Entry], args: argparse.Namespace) -> dict[Entry, list[float]]:
     """Seconds per step of every entry in every round."""
     timed = {entry: partial(seconds_of, build_steps(entry, args), args.device) for entry in entries}
@@ -116,7 +130,7 @@ def cells(entry: Entry, times: Sequence[float], base: Sequence[float], args: arg
     memory = "" if peak is None else f"{peak:.0f}"
     # As many images and pixels as the papers' steps have
     is_papers = args.num_domains * args.batch_size == IMAGES and args.img_size in (None, PIXELS)
-    costs = stated_costs(entry.mode, entry.algorithm, entry.model) if is_papers else ""
+    costs = stated_costs(entry) if is_papers else ""
     seconds = f"{statistics.median(times) * 1e3:.0f}"
     return [entry.algorithm, entry.model, entry.mode, seconds, f"{middle:.2f} ({low:.2f}-{high:.2f})", memory, costs]
 

@@ -71,11 +71,8 @@ def build_parser() -> ToolParser:
     add("--algorithms", type=entry, nargs="+", metavar="NAME", help="training methods (default: the recipe's, or ERM)")
     models = "timm models (default: the recipe's, or gmoe_small_patch16)"
     add("--models", type=entry, nargs="+", metavar="NAME", help=models)
-    formulas = {name: formula.format(n="n", m="(n-1)") for name, (_, formula, _) in PROTOCOLS.items()}
-    protocols = "; ".join(f"{name}: {formula} runs" for name, formula in formulas.items())
-    held_out = f"what to hold out of n domains: {protocols}; {OFFICIAL}: the data set's own test domains, 1 run; "
-    held_out += f"{PER_REGION}: the same, trained on one region at a time, n runs (default: leave_one_domain_out)"
     choices = [*PROTOCOLS, OFFICIAL, PER_REGION]
+    held_out = f"what to hold out, of {', '.join(choices)} (default: leave_one_domain_out)"
     names, default = ("--protocols", "--protocol"), ["leave_one_domain_out"]
     add(*names, nargs="+", choices=choices, metavar="NAME", default=default, help=held_out)
     only = "only these domains, by name or position (default: all)"

@@ -275,25 +275,23 @@ def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -
         Role -> scores. Images of "Other" count, but are not a group. Roles without images are left out. A benchmark
         without "id" and "ood" domains has no scores.
     """
-    scores = {}
-    for role in SCORED_ROLES:
-        positions = [index for index, domain in enumerate(domains) if domain.role == role]
-        if torch.isin(predictions.group, 2 * torch.tensor(positions, dtype=torch.long)).any():
-            scores[role] = _role_scores(predictions, domains, positions)
-    for name, roles in VALIDATION_ROLES.items() if scores else ():
+    scores: dict[str, RoleScores] = {}
+    tests = {role: (role,) for role in SCORED_ROLES}
+    for name, roles in (tests | VALIDATION_ROLES).items():
+        out = int(name in VALIDATION_ROLES)
         positions = [index for index, domain in enumerate(domains) if domain.role in roles]
-        validated = [index for index in positions if (predictions.group == 2 * index + 1).any()]
-        if validated:
-            scores[name] = _role_scores(predictions, domains, validated, out=True)
+        with_images = [index for index in positions if (predictions.group == 2 * index + out).any()]
+        if with_images and (scores or not out):
+            scores[name] = _role_scores(predictions, domains, with_images if out else positions, out)
     return scores
 
 
 def _role_scores(
-    predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: bool = False
+    predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: int
 ) -> RoleScores:
     names = list(dict.fromkeys(domains[index].group for index in positions))
     group_of_split = torch.tensor([names.index(domains[index].group) for index in positions])
-    splits = 2 * torch.tensor(positions) + int(out)
+    splits = 2 * torch.tensor(positions) + out
     scored = torch.isin(predictions.group, splits)
     predicted, target = predictions.predicted[scored], predictions.target[scored]
     # Splits are in ascending order, which searchsorted needs

@@ -5,7 +5,7 @@ A planned run is a name and a table of options of tools/finetune.py.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, product
 from math import prod
@@ -37,12 +37,12 @@ def single_source(num_domains: int) -> DomainSets:
     return [tuple(domain for domain in everything if domain != source) for source in everything]
 
 
-# name -> held-out domains of every run, the count as a formula, fewest domains
-PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], str, int]] = MappingProxyType(
+# name -> held-out domains of every run, fewest domains
+PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], int]] = MappingProxyType(
     {
-        "leave_one_domain_out": (leave_one_domain_out, "{n}", 2),
-        "leave_one_domain_out_cv": (leave_one_or_two_domains_out, "{n} + {n}*{m}/2", 3),
-        "single_source": (single_source, "{n}", 2),
+        "leave_one_domain_out": (leave_one_domain_out, 2),
+        "leave_one_domain_out_cv": (leave_one_or_two_domains_out, 3),
+        "single_source": (single_source, 2),
     }
 )
 OFFICIAL = "official"  # one run, which holds out the test domains of the data itself
@@ -141,7 +141,7 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
         elif protocol == PER_REGION:
             domain_sets += _all_but_one_region(sweep, dataset)
         elif protocol in PROTOCOLS:
-            hold_out, _, fewest = PROTOCOLS[protocol]
+            hold_out, fewest = PROTOCOLS[protocol]
             names = domain_names(sweep, dataset)
             if len(names) < fewest:
                 remedy = f"{dataset.label} has {len(names)} domains; it takes {fewest}"
@@ -212,23 +212,12 @@ def describe_plan(sweep: Sweep) -> str:
     for dataset in sweep.datasets:
         choices = len(held_out_domains(sweep, dataset))
         runs = choices * prod(map(len, axes.values()))
-        counted = ", ".join(_formula(sweep, dataset, protocol) for protocol in sweep.protocols)
+        counts = {name: len(held_out_domains(replace(sweep, protocols=[name]), dataset)) for name in sweep.protocols}
+        counted = ", ".join(f"{protocol} {count}" for protocol, count in counts.items())
+        counted += "" if sweep.domains is None else f", of domains {list(sweep.domains)} alone"
         lines.append(f"{dataset.label}: {counted}; {choices} sets of test domains x {times} = {runs} runs")
         total += runs
     return "\n".join([*lines, f"{total} runs in all"])
-
-
-def _formula(sweep: Sweep, dataset: Choice, protocol: str) -> str:
-    if protocol == OFFICIAL:
-        return f"{protocol} 1"
-    if protocol == PER_REGION:
-        return f"{protocol} {len(_all_but_one_region(sweep, dataset))}"
-    hold_out, formula, _ = PROTOCOLS[protocol]
-    number = len(domain_names(sweep, dataset))
-    counted = formula.format(n=number, m=number - 1)
-    total = f" = {len(hold_out(number))}" if "+" in counted else ""
-    only = "" if sweep.domains is None else f", of which those of domains {list(sweep.domains)}"
-    return f"{protocol} {counted}{total}{only}"
 
 
 def _of_interest(

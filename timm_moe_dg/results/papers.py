@@ -1,4 +1,4 @@
-"""Accuracies and costs stated in the papers, for columns beside the measured ones.
+"""Accuracies stated in the papers, for columns beside the measured ones.
 
 paper_figures.csv has one figure per line, in percent and as printed, with F1 scores multiplied by 100. Where two tables
 of a paper differ, both figures are listed. Networks have timm's names. ViT-S/16 has the name of the checkpoint that the
@@ -16,9 +16,6 @@ Known problems of the papers' tables:
 - MoGE selects by the worst group's accuracy in validation, and does not say whether that validation is "id" or "ood".
   Its figures stand beside every rule for the data's own test domains.
 - MoGE does not say which deviation its ± is. GMoE and SF-MoE state the standard error of three runs.
-
-paper_costs.csv has seconds and gigabytes of a step in GMoE's Table 16 and SF-MoE's Table 4, as printed. Neither paper
-names its GPU. EoA is an ensemble of averaged networks; its row is that of one network with a moving average.
 """
 
 import json
@@ -43,7 +40,6 @@ _NOT_STATED = {
     *("initial_checkpoint", "mixed_precision", "num_classes", "pretrained", "skip_unreadable"),
     *("validation_batch_size", "weights_sha256"),
 }
-IMAGES, PIXELS = 160, 224  # of a step whose cost the papers state
 
 
 @dataclass(frozen=True)
@@ -78,14 +74,6 @@ def read_figures(text: str) -> tuple[PaperFigure, ...]:
 
 
 FIGURES = read_figures((files(__package__) / "paper_figures.csv").read_text(encoding="utf-8"))
-_COSTS = pd.read_csv(StringIO((files(__package__) / "paper_costs.csv").read_text(encoding="utf-8")), dtype=str)
-
-
-def stated_costs(mode: str, algorithm: str, model: str) -> str:
-    """Returns the papers' costs of a step of 160 images in words, "" if they state none for "train" or "inference"."""
-    key = (mode, algorithm, with_tag(model))
-    rows = [cost for cost in _COSTS.itertuples() if key == (cost.mode, cost.algorithm, with_tag(cost.model))]
-    return "; ".join(f"{cost.seconds} s, {cost.gigabytes} GB ({cost.source})" for cost in rows)
 
 
 def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None = None) -> list[PaperFigure]:

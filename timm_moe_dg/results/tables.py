@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, product
 from math import nan
 from types import MappingProxyType
@@ -51,7 +52,6 @@ AVERAGE = "average"  # title of the column that the table over several data sets
 AVERAGE_OOD = "average OOD"  # title in single-source tables
 _KINDS = {"id": "IID", "ood": "OOD"}  # role -> kind of `Table.kinds`
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
-Value = Callable[[Record], float]
 
 
 class Column(NamedTuple):
@@ -214,8 +214,8 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
     for source, held_out in enumerate(single_source(len(names))):
         of_source = runs[runs.test_domains.isin([held_out])]
         if len(of_source):
-            columns = [Column(f"{names[source]} (IID)", _out_accuracy(source))]
-            columns += [Column(names[domain], _out_accuracy(domain)) for domain in held_out]
+            titles = {source: f"{names[source]} (IID)", **{domain: names[domain] for domain in held_out}}
+            columns = [Column(title, partial(_out_accuracy, domain)) for domain, title in titles.items()]
             columns += [Column(AVERAGE_OOD, transfer_accuracy), *further]
             title = f"trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
             shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
@@ -265,25 +265,25 @@ def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[C
     kinds: dict[str, Sequence[int]] = {}
     for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items()):
         if any(score in record.roles.get(role, {}) for record in records):
-            columns.append(Column(f"{role} {title}", _role_score(role, score)))
+            columns.append(Column(f"{role} {title}", partial(_role_score, role, score)))
             kinds |= {_KINDS[role]: [len(columns) - 1]} if score == "accuracy" else {}
     for role in SCORED_ROLES if by_group else ():
         groups = sorted({group for record in records for group in group_scores(record, role)})
         kinds |= {_KINDS[role]: range(len(columns), len(columns) + len(groups))} if groups else {}
-        columns += [Column(f"{role} {group}", _group_accuracy(role, group)) for group in groups]
+        columns += [Column(f"{role} {group}", partial(_group_accuracy, role, group)) for group in groups]
     return columns, kinds
 
 
-def _out_accuracy(domain: int) -> Value:
-    return lambda record: record.out_acc[domain]
+def _out_accuracy(domain: int, record: Record) -> float:
+    return record.out_acc[domain]
 
 
-def _role_score(role: str, score: Score) -> Value:
-    return lambda record: record.roles.get(role, RoleScores()).get(score, nan)
+def _role_score(role: str, score: Score, record: Record) -> float:
+    return record.roles.get(role, RoleScores()).get(score, nan)
 
 
-def _group_accuracy(role: str, group: str) -> Callable[[Record], float | None]:
-    return lambda record: group_scores(record, role).get(group)
+def _group_accuracy(role: str, group: str, record: Record) -> float | None:
+    return group_scores(record, role).get(group)
 
 
 def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
