@@ -1,11 +1,17 @@
-"""A small georeferenced scene: two classes in halves, which differ in their first band."""
+"""A small georeferenced scene of two classes in halves, which differ in their first band, labels, and its tiles."""
 
+import csv
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
+import rasterio.warp
 from rasterio.transform import from_origin
+
+from tests.load_tool import load_tool
 
 ORIGIN, PIXEL = (400_000, 5_600_000), 10  # meters in UTM zone 31 north
 NAMES = ("B02", "B03", "B04", "B08", "B8A")
@@ -29,3 +35,33 @@ def halves(height: int = 96, width: int = 128) -> np.ndarray:
     values[0, :, : width // 2] += 30_000
     values[1, :, width // 2 :] += 30_000
     return values
+
+
+def polygon(left: float, top: float, right: float, bottom: float, crs: str = "EPSG:32631") -> dict[str, Any]:
+    """A rectangle in pixels of the scene, as GeoJSON in degrees or another system."""
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    ring = [(ORIGIN[0] + PIXEL * x, ORIGIN[1] - PIXEL * y) for x, y in corners]
+    return rasterio.warp.transform_geom("EPSG:32631", crs, {"type": "Polygon", "coordinates": [ring]})
+
+
+def write_features(path: Path, shapes: Iterable[tuple[str, Any]], crs: str = "EPSG:4326") -> Path:
+    """Writes labels and geometries as GeoJSON."""
+    features = [{"type": "Feature", "geometry": shape, "properties": {"label": name}} for name, shape in shapes]
+    table: dict[str, Any] = {"type": "FeatureCollection", "features": features}
+    if crs != "EPSG:4326":
+        table["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:{crs.replace(':', '::')}"}}
+    path.write_text(json.dumps(table))
+    return path
+
+
+def write_labels(path: Path, shapes: Iterable[tuple[str, tuple[int, int, int, int]]], crs: str = "EPSG:4326") -> Path:
+    """Writes labels and rectangles (left, top, right, bottom) in pixels of the scene as GeoJSON."""
+    return write_features(path, [(name, polygon(*shape, crs)) for name, shape in shapes], crs)
+
+
+def tiles(scene: Path, labels: Path, output: Path, *words: str) -> list[dict[str, str]]:
+    """Cuts tiles of 16 pixels, and returns the rows of their table."""
+    words = (str(scene), str(labels), "--size", "16", "--block", "2", "--output", str(output), *words)
+    load_tool("tiles").main(list(words))
+    with (output / "metadata.csv").open() as file:
+        return list(csv.DictReader(file))
