@@ -48,36 +48,34 @@ def content(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_that_cannot_be_written_stays_as_it_was(tmp_path):
-    with replaced(tmp_path / "best") as fresh:
-        (fresh / "weights").write_text("good")
+def write_folder(path, size):
+    with replaced(path) as fresh:
+        (fresh / "weights").write_bytes(bytes(size))
+
+
+def save_network(path, size):
+    with replaced(path) as fresh:
+        save_file({"weight": torch.zeros(size)}, fresh / "model.safetensors")
+
+
+WRITERS = {
+    "folder": write_folder,
+    "safetensors": save_network,
+    "file": lambda path, size: write_text(path, "x" * size),
+    "line": lambda path, size: append_line(path, "x" * size),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_cannot_be_written_stays_as_it_was(tmp_path, kind):
+    write = WRITERS[kind]
+    write(tmp_path / "best", 10)
     before = content(tmp_path)
-    complaint = r"output='.*best': cannot be written .*--resume"
-    with pytest.raises(StorageError, match=complaint), full_disk(1000), replaced(tmp_path / "best") as fresh:
-        (fresh / "weights").write_bytes(bytes(2000))
+    with pytest.raises(StorageError, match=r"output='.*best': cannot be written"), full_disk(1000):
+        write(tmp_path / "best", 2000)
     assert content(tmp_path) == before
-
-
-def test_safetensors_failure_is_named_too(tmp_path):
-    with pytest.raises(StorageError, match="cannot be written"), full_disk(1000), replaced(tmp_path / "best") as fresh:
-        save_file({"weight": torch.zeros(1000)}, fresh / "model.safetensors")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
-    write_text(tmp_path / "summary.csv", "good")
-    with pytest.raises(StorageError, match=r"summary\.csv"), full_disk(1000):
-        write_text(tmp_path / "summary.csv", "x" * 2000)
-    assert content(tmp_path) == {"summary.csv": b"good"}
-
-
-def test_a_line_is_appended_or_not_at_all(tmp_path):
-    path = tmp_path / "results.jsonl"
-    append_line(path, "one")
-    with pytest.raises(StorageError, match=r"results\.jsonl"), full_disk(1000):
-        append_line(path, "x" * 2000)
-    append_line(path, "two")
-    assert path.read_text() == "one\ntwo\n"
+    write(tmp_path / "best", 20)
+    assert content(tmp_path) != before
 
 
 @pytest.fixture
@@ -124,14 +122,6 @@ def test_what_a_killed_process_left_is_settled(tmp_path):
     assert content(tmp_path) == {"best/weights": b".best.old"}
 
 
-def test_files_appear_together_at_the_end(tmp_path):
-    with all_or_nothing(tmp_path / "a" / "b", ["one", "two"]) as folder:
-        (folder / "one").write_text("1")
-        (folder / "two").write_text("2")
-        assert not (tmp_path / "a" / "b" / "one").exists()
-    assert {path.name: path.read_text() for path in (tmp_path / "a" / "b").iterdir()} == {"one": "1", "two": "2"}
-
-
 @pytest.mark.parametrize("existed", [True, False])
 def test_nothing_is_left_after_an_error(tmp_path, existed):
     target = tmp_path / "target"
@@ -150,17 +140,13 @@ def test_nothing_is_left_after_an_error(tmp_path, existed):
 
 
 def test_existing_files_are_kept_unless_they_may_be_replaced(tmp_path):
-    (tmp_path / "one").write_text("mine")
-    (tmp_path / "other").write_text("mine")
-    with (
-        pytest.raises(ArgumentError, match="output="),
-        all_or_nothing(tmp_path, ["one"]),
-    ):
+    for name in ("one", "other"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(ArgumentError, match="output="), all_or_nothing(tmp_path, ["one"]):
         pytest.fail("the work must not begin")
     with all_or_nothing(tmp_path, ["one"], overwrite=True) as folder:
         (folder / "one").write_text("new")
-    assert (tmp_path / "one").read_text() == "new"
-    assert (tmp_path / "other").read_text() == "mine"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"one": "new", "other": "mine"}
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2, 3])
@@ -300,12 +286,12 @@ def test_a_second_owner_is_refused_and_the_first_named(tmp_path):
             pass
 
 
-def test_a_process_cannot_own_a_folder_twice_even_through_a_link(tmp_path):
+@pytest.mark.parametrize("second", ["a", "link"])
+def test_a_process_cannot_own_a_folder_twice_even_through_a_link(tmp_path, second):
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    for second in ("a", "link"):
-        with owned(tmp_path / "a"), pytest.raises(FolderInUseError), owned(tmp_path / second):
-            pass
+    with owned(tmp_path / "a"), pytest.raises(FolderInUseError), owned(tmp_path / second):
+        pass
 
 
 def test_the_lock_ends_with_its_process_though_a_worker_lives_on(tmp_path):
