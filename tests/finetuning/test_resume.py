@@ -36,11 +36,21 @@ def begun(output, name, age, done=False):
     return run
 
 
-def test_auto_finds_the_newest_unfinished_run(tmp_path):
-    begun(tmp_path, "old", 50)
-    newest = begun(tmp_path, "new", 20)
+def test_auto_finds_the_newest_unfinished_run_that_no_process_is_at(tmp_path):
+    old, newest = begun(tmp_path, "old", 50), begun(tmp_path, "new", 20)
     begun(tmp_path, "finished", 10, done=True)
     assert run_to_resume("auto", tmp_path, None) == newest
+    with owned(newest):
+        assert run_to_resume("auto", tmp_path, None) == old
+    assert run_to_resume("auto", tmp_path, "old") == run_to_resume(str(old), tmp_path, None) == old
+    assert run_to_resume("auto", tmp_path, "fresh") is None
+
+
+def test_runs_that_are_not_there_are_refused(tmp_path):
+    begun(tmp_path, "finished", 10, done=True)
+    for resumed in ("auto", str(tmp_path / "fresh")):
+        with pytest.raises(ArgumentError, match=f"^resume='{resumed}'"):
+            run_to_resume(resumed, tmp_path, None)
 
 
 def test_an_average_of_runs_is_not_resumed(tmp_path):
@@ -78,28 +88,6 @@ def test_the_lock_of_a_run_killed_at_its_last_file_is_removed_by_the_next_comman
         assert not lock_file(run).exists()
         assert not lock_file(run).with_suffix(".owner").exists()
     assert {path.name for path in tmp_path.iterdir() if "state" in path.name} == {"state"}
-
-
-def test_auto_without_a_name_does_not_start_a_run(tmp_path):
-    begun(tmp_path, "finished", 10, done=True)
-    with pytest.raises(ArgumentError, match=r"resume='auto': there is no unfinished run below .*--experiment"):
-        run_to_resume("auto", tmp_path, None)
-
-
-def test_auto_with_a_name_and_a_folder(tmp_path):
-    old = begun(tmp_path, "old", 50)
-    begun(tmp_path, "new", 20)
-    assert run_to_resume("auto", tmp_path, "old") == old
-    assert run_to_resume("auto", tmp_path, "fresh") is None
-    assert run_to_resume(str(old), tmp_path, None) == old
-    with pytest.raises(ArgumentError, match=r"resume='.*fresh': is not the folder of a run"):
-        run_to_resume(str(tmp_path / "fresh"), tmp_path, None)
-
-
-def test_auto_leaves_out_a_run_that_a_process_is_at(tmp_path):
-    older = begun(tmp_path, "older", 50)
-    with owned(begun(tmp_path, "newer", 20)):
-        assert run_to_resume("auto", tmp_path, None) == older
 
 
 @pytest.fixture

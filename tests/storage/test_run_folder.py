@@ -5,6 +5,7 @@ import errno
 import math
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
