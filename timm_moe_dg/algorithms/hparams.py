@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from torch import nn
 
+from ..cli.values import fits
 from ..data import seed_hash
 from ..errors import ArgumentError
 from ..layers import LossWeights
@@ -142,10 +143,8 @@ def resolve_hparams(
 
 def _fits(name: str, value: object, default: float | int) -> bool:
     """Whether a value is finite and at least 0, and whole if the default is: from 0 for iterations, else from 1."""
-    if isinstance(default, int):
-        lowest = 0 if _counts_steps(name) else 1
-        return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    lowest = 1 if isinstance(default, int) and not _counts_steps(name) else 0
+    return fits(value, int if isinstance(default, int) else int | float) and lowest <= value < math.inf  # type: ignore[operator]
 
 
 def warn_late(hparams: Mapping[str, float | int], steps: int) -> None:

@@ -233,15 +233,11 @@ def check_unchanged(recorded: Arguments, given: Arguments) -> None:
         old, new = (arguments.get(name, DEFAULTS.get(name)) for arguments in (before, now))
         if not same_setting(name, old, new):
             source, reason = name, f"the run to resume was started with {old!r}; use that"
-            if name == "mixed_precision":
-                reason = f"the run to resume was started by accelerate launch --mixed_precision {old or 'no'}; use that"
-            elif name == "data":
-                tables = (recorded.get("domain_digests") or (), given.get("domain_digests") or ())
+            if name == "data":
+                change = difference(recorded.get("domain_digests") or (), given.get("domain_digests") or ())
                 # The whole may differ and no part that both have, such as the content of images
-                change = difference(*tables)
-                other = f"the run to resume was started on other data: {change}"
-                less = "the run to resume was started by a version that recorded less of the data; finish it there"
-                source, reason = "data_dir", other if change else less
+                change = change or "its version recorded less of the data; finish it there"
+                source, reason = "data_dir", f"the run to resume was started on other data: {change}"
             elif name == "weights_sha256":
                 check_weights_files(recorded, given)
             raise ArgumentError.of(source, now.get(source), f"{reason}, or start another run with --experiment")
@@ -253,8 +249,7 @@ def check_weights_files(recorded: Arguments, given: Arguments) -> None:
     if recorded.get("weights_sha256") == new:
         return
     source = "initial_checkpoint" if given.get("initial_checkpoint") else "model"
-    further = len(weights_files(given)) > 1 or given.get("head")
-    weights = f"other weights{' or texts' if further else ''} under this name"
+    weights = f"other weights{' or texts' if given.get('head') else ''} under this name"
     change = weights if new else "a file of weights that is not there"
     remedy = f"the run was started from {change}; restore the file, or start another run with --experiment"
     raise ArgumentError.of(source, given.get(source), remedy)
@@ -325,8 +320,8 @@ def default_hparams(args: Arguments) -> dict[str, object]:
     """Returns the hyper-parameters that a run has by its data set and method."""
     benchmark = BENCHMARKS.get(args["dataset"])
     methods = (ALGORITHMS.get(args["algorithm"]), AVERAGING.get(str(args.get("averaging"))))
-    tables = [LOSS_COEFFICIENTS, benchmark.hparams if benchmark else {}, *(m.HPARAMS for m in methods if m)]
-    return {name: value for table in tables for name, value in table.items()}
+    of_methods = {name: value for method in methods if method for name, value in method.HPARAMS.items()}
+    return {**LOSS_COEFFICIENTS, **(benchmark.hparams if benchmark else {}), **of_methods}
 
 
 @cache

@@ -90,7 +90,6 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
     Raises:
         RecordError: There are no records, they hold out no common domain, or every seed and step lacks a run.
     """
-    _require(records)
     candidates = selectable(records)
     alone = [record for record in candidates if len(record.test_domains) == 1]
     targets = {record.test_domains[0] for record in alone}
@@ -169,18 +168,14 @@ def _setting(record: Record) -> tuple[int, int]:
 
 
 def _best(records: Sequence[Record], value: Callable[[Record], float]) -> Record:
-    _require(records)
+    if not records:
+        raise RecordError("records=[]: nothing to select from; has the run reached its first evaluation?")
     # max returns the first of equals: the highest seed, then the earliest step
     by_seed = sorted(records, key=lambda record: -record.args["hparams_seed"])
     values = [value(record) for record in by_seed]
     if all(map(isnan, values)):  # nothing was validated: the first record would be of an untrained network
         return max(by_seed, key=lambda record: record.step)
     return by_seed[max(range(len(values)), key=lambda index: -inf if isnan(values[index]) else values[index])]
-
-
-def _require(records: Sequence[Record]) -> None:
-    if not records:
-        raise RecordError("records=[]: nothing to select from; has the run reached its first evaluation?")
 
 
 # rule -> the score on the "ood" validation split that it compares; for data that sets such a split apart

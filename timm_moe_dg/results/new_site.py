@@ -165,9 +165,9 @@ def _comparison(row: Any) -> str:
     return f"{'worse' if row.difference < 0 else 'better'}{'' if row.p_domains < LEVEL else ' on these domains'}"
 
 
-def percent(share: float, digits: int = 1, sign: str = "") -> str:
+def percent(share: float, sign: str = "") -> str:
     """Formats a share in percent, and a missing value as a dash. The sign "+" is that of differences."""
-    return f"{100 * share:{sign}.{digits}f}" if isfinite(share) else "-"
+    return f"{100 * share:{sign}.1f}" if isfinite(share) else "-"
 
 
 def near_chance(num_classes: int) -> float:
