@@ -1,4 +1,4 @@
-"""Folders of predictions: the same rows whatever processes write them, and nothing of another job."""
+"""Predictions of image files as a CSV table or a folder of parts: rows are those of logits computed by hand."""
 
 import csv
 import json
@@ -15,12 +15,14 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
 import timm_moe_dg
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.inference.predict import Shard
+from timm_moe_dg.networks.build import data_config, save_network
 
 CLASSES = ("ash", "beech", "oak")
 QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
@@ -31,8 +33,129 @@ def predict(*words):
     load_tool("predict").main([*map(str, words), *QUICK])
 
 
+def read(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def parts(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def copies(source, folder, names):
+    """Writes an image under other names."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / f"{name}.png").write_bytes(source.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def moge(tmp_path_factory):
+    """A model with two training locations."""
+    folder = tmp_path_factory.mktemp("moge")
+    network = saved_run(folder, "moge_tiny", CLASSES)
+    network.set_coverage(torch.tensor([[10.0, 50.0], [-60.0, -30.0]]))
+    save_network(network, folder / "best", CLASSES, data_config(network, 32))
+    return f"local-dir:{folder / 'best'}"
+
+
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory):
+    """A folder of image files in modes that cameras and drawing programs write, one in a folder of its own."""
+    folder = tmp_path_factory.mktemp("images")
+    noise = np.random.default_rng(0).integers(0, 255, (6, 40, 30, 4), dtype=np.uint8)
+    pictures = [Image.fromarray(values, "RGBA") for values in noise]
+    (folder / "below").mkdir()
+    pictures[0].save(folder / "below" / "alpha.png")
+    pictures[1].convert("CMYK").save(folder / "print.jpg")
+    pictures[2].convert("RGB").convert("P").save(folder / "palette.PNG")
+    pictures[3].convert("L").save(folder / "gray.jpeg")
+    pictures[4].convert("RGB").save(folder / "a.png")
+    pictures[5].convert("1").save(folder / "ink.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def probabilities(model, paths, *metadata):
+    """What the saved model says about each file, read with timm's own transform."""
+    network = timm.create_model(model, pretrained=True).eval()
+    view = create_transform(**resolve_model_data_config(network), is_training=False)
+    batch = torch.stack([view(Image.open(path).convert("RGB")) for path in paths])
+    with torch.no_grad():
+        return network(batch, *metadata).softmax(1)
+
+
+def assert_rows(rows, paths, expected):
+    """Classes from best to worst, with their probabilities."""
+    assert [row["path"] for row in rows] == [str(path) for path in paths]
+    for row, values in zip(rows, expected, strict=True):
+        for rank, index in enumerate(values.argsort(descending=True).tolist(), start=1):
+            suffix = f"_{rank}" if rank > 1 else ""
+            assert row[f"class{suffix}"] == CLASSES[index]
+            assert float(row[f"probability{suffix}"]) == pytest.approx(values[index].item(), abs=2e-6)
+
+
+def test_rows_are_those_of_the_logits_in_the_order_of_the_paths(moge, modes, tmp_path, capsys):
+    predict("--model", moge, modes, "--top-k", 3, "--output", tmp_path / "out.csv")
+    names = ["a.png", "below/alpha.png", "gray.jpeg", "ink.png", "palette.PNG", "print.jpg"]
+    paths = [modes / name for name in names]
+    expected = probabilities(moge, paths)
+    assert len({tuple(values.argsort().tolist()) for values in expected}) > 1
+    assert_rows(read(tmp_path / "out.csv"), paths, expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert capsys.readouterr().out == f"written: {tmp_path / 'out.csv'} (6 images)\n"
+
+
+def test_files_patterns_and_folders_keep_their_order_and_no_file_comes_twice(moge, modes, capsys):
+    predict("--model", moge, modes / "print.jpg", modes / "**" / "*.png", modes)
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    names = ["print.jpg", "a.png", "below/alpha.png", "ink.png", "gray.jpeg", "palette.PNG"]
+    assert [row["path"] for row in rows] == [str(modes / name) for name in names]
+    assert list(rows[0]) == ["path", "class", "probability", "status"]
+
+
+def test_metadata_reaches_the_images_that_have_any(moge, modes, tmp_path, caplog):
+    names = ["a.png", "below/alpha.png", "gray.jpeg"]
+    table = modes / "places.csv"
+    table.write_text("path,lon,lat\nbelow/alpha.png,-58.4,-34.6\nelsewhere.png,0,0\na.png,139.7,35.7\n")
+    paths = [modes / name for name in names]
+    predict("--model", moge, *paths, "--metadata", table, "--top-k", 3, "--output", tmp_path / "out.csv")
+    unknown = float("nan")
+    places = torch.tensor([[139.7, 35.7], [-58.4, -34.6], [unknown, unknown]])
+    expected = probabilities(moge, paths, places)
+    assert (expected[:2] - probabilities(moge, paths)[:2]).abs().max() > 1e-3
+    assert_rows(read(tmp_path / "out.csv"), paths, expected)
+    assert "without metadata: 1 of 3 images, which go to the shared expert" in caplog.text
+    predict("--model", moge, *paths, "--output", tmp_path / "none.csv")
+    assert "without metadata: 3 of 3 images, which go to the shared expert; give their places" in caplog.text
+
+
+def test_an_unreadable_file_has_a_row_or_is_skipped_and_is_named(moge, modes, tmp_path, caplog):
+    broken = tmp_path / "cut.png"
+    broken.write_bytes((modes / "a.png").read_bytes()[:400])
+    words = ["--model", moge, broken, modes / "a.png", modes / "ink.png", "--output", tmp_path / "out.csv"]
+    predict(*words, "--columns", "logits")
+    first, *others = read(tmp_path / "out.csv")
+    assert first == {"path": str(broken), "class": "", "probability": "", "status": "unreadable", "logits": ""}
+    assert [row["status"] for row in others] == ["shared_expert"] * 2
+    assert "cut.png': cannot be decoded" in caplog.text
+    caplog.clear()
+    predict(*words, "--skip-unreadable", "--force")
+    assert [row["path"] for row in read(tmp_path / "out.csv")] == [str(modes / "a.png"), str(modes / "ink.png")]
+    assert "unreadable: 1 of 3 images" in caplog.text
+    assert "cut.png" in caplog.text
+    with pytest.raises(SystemExit, match="none can be decoded"):
+        predict("--model", moge, broken, "--skip-unreadable")
+
+
+def test_a_checkpoint_without_names_gives_numbers(modes, tmp_path):
+    network = timm.create_model("test_vit", num_classes=3)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    predict("--model", "test_vit", "--initial-checkpoint", tmp_path / "weights.pth", modes / "a.png", "--top-k", 3,
+            "--output", tmp_path / "out.csv")  # fmt: skip
+    (row,) = read(tmp_path / "out.csv")
+    assert sorted(row[key] for key in ("class", "class_2", "class_3")) == ["0", "1", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +170,6 @@ def images(tmp_path_factory):
     lon[4] = lat[4] = math.nan
     pd.DataFrame({"path": names, "lon": lon, "lat": lat}).to_csv(folder / "list.csv", index=False, na_rep="nan")
     return folder
-
-
-@pytest.fixture(scope="module")
-def moge(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("moge")
-    network = saved_run(folder, "moge_tiny", CLASSES)
-    network.set_coverage(torch.tensor([[10.0, 50.0], [-60.0, -30.0]]))
-    from timm_moe_dg.networks.build import data_config, save_network
-
-    save_network(network, folder / "best", CLASSES, data_config(network, 32))
-    return f"local-dir:{folder / 'best'}"
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +279,9 @@ def test_predict_part_gives_the_rows_of_the_parts(images, moge, whole, monkeypat
 
 
 def test_unreadable_images_are_in_the_part_with_a_row_or_without(images, moge, tmp_path, caplog):
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name in "abcdef":
-        (folder / f"{name}.png").write_bytes(b"" if name in "bdef" else (images / "0.png").read_bytes())
+    folder = copies(images / "0.png", tmp_path / "images", "ac")
+    for name in "bdef":
+        (folder / f"{name}.png").touch()
     words = ["--model", moge, folder, folder / "a.png", "--output", tmp_path / "parts"]
     predict(*words, "--columns", "logits", "features")
     table = pd.read_parquet(words[-1])
@@ -195,66 +306,65 @@ def test_an_image_that_is_listed_twice_has_two_rows(images, moge, tmp_path, capl
     assert "part 0: 1 images come twice" in caplog.text
 
 
-def test_another_job_in_the_same_folder_is_refused(images, moge, whole, tmp_path):
-    saved_run(tmp_path, "moge_tiny", CLASSES)
-    words = ["--output", whole, *COLUMNS]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{modes}/absent.png"], "images='.*absent.png'"),
+        (["{modes}/*.tif"], r"images='.*\*.tif'"),
+        (["{modes}", "--top-k", "4"], "top_k=4"),
+        (["{modes}", "--metadata", "{modes}/notes.txt"], "lacks the columns path;"),
+        (["{modes}", "--output", "{modes}/notes.txt"], "holds notes.txt already"),
+        (["{modes}", "--shard", "0/2"], "output=None"),
+        (["{modes}", "--model", "{plain}", "--metadata", "x.csv"], r"metadata='x\.csv'"),
+        (["{modes}", "--model", "{plain}", "--columns", "distance"], "columns='distance'"),
+        (["{images}/list.csv", "--model", "{plain}", "--output", "{whole}"], "another job, whose model is '"),
+        (["{images}/list.csv", "--coverage-radius", "10", "--output", "{whole}"], "another job, whose model is '"),
+        (["{images}/list.csv", "--top-k", "1", "--output", "{whole}"], "another job, whose columns is "),
+        (["{images}/list.csv", "{images}/0.png", *COLUMNS, "--output", "{whole}"], "another job, whose images is "),
+        (["{images}/list.csv", "--force", "--output", "{whole}"], "force=True"),
+        (["{images}/0.png", "--output", "{cut}"], "its _job.json is damaged"),
+        (["{images}/0.png", "--output", "{list}"], "its _job.json is damaged"),
+        (["{images}/0.png", "--output", "{images}"], "output='.*, and no _job.json of a prediction"),
+    ],
+)
+def test_a_mistake_is_named_and_changes_no_file(moge, modes, images, whole, tmp_path, words, message):
+    for name, job in (("cut", "{"), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_job.json").write_text(job)
+    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
+    places = {"modes": modes, "images": images, "whole": whole}
+    places |= {"plain": tmp_path / "best", "cut": tmp_path / "cut", "list": tmp_path / "list"}
     before = parts(whole)
-    table = images / "list.csv"
-    rows = [
-        (["--model", f"local-dir:{tmp_path / 'best'}", table], "columns='distance': .* stores no training locations"),
-        (["--coverage-radius", "10", "--model", moge, table], "holds the parts of another job, whose model is '"),
-        (["--top-k", "1", "--model", moge, table], "another job, whose columns is "),
-        (["--model", moge, table, images / "0.png"], "another job, whose images is "),
-        (["--force", "--model", moge, table], "force=True: parts are never replaced"),
-    ]
-    for further, message in rows:
-        with pytest.raises(SystemExit, match=message):
-            predict(*words, *further)
-    for content, message in ((b"{", "its _job.json is damaged"), (b"[]", "its _job.json is damaged")):
-        (tmp_path / "other").mkdir(exist_ok=True)
-        (tmp_path / "other" / "_job.json").write_bytes(content)
-        with pytest.raises(SystemExit, match=message):
-            predict("--model", moge, images, "--output", tmp_path / "other")
+    with pytest.raises(SystemExit, match=message):
+        predict("--model", moge, *(word.format(**places) for word in words))
     assert parts(whole) == before
+    assert (modes / "notes.txt").read_text() == "no image"
 
 
 def test_parts_of_other_images_and_damaged_ones_are_refused(images, moge, tmp_path):
-    folder, output = tmp_path / "images", tmp_path / "parts"
-    folder.mkdir()
-    for name in "bcdefg":
-        (folder / f"{name}.png").write_bytes((images / "0.png").read_bytes())
+    folder, output = copies(images / "0.png", tmp_path / "images", "bcdefg"), tmp_path / "parts"
     words = ["--model", moge, folder, "--output", output]
     predict(*words)
-    (folder / "a.png").write_bytes((images / "0.png").read_bytes())
-    with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images; images were added"):
+    copies(images / "0.png", folder, "a")  # moves all others to later places
+    with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images"):
         predict(*words)
     for name in "afge":
         (folder / f"{name}.png").unlink()
     with pytest.raises(SystemExit, match=r"part-00001.parquet': was written from other images"):
         predict(*words)
-    for name in "efg":
-        (folder / f"{name}.png").write_bytes((images / "0.png").read_bytes())
+    copies(images / "0.png", folder, "efg")
     good = (output / "part-00001.parquet").read_bytes()
     for content in (b"", b"text", good[:-10]):
         (output / "part-00001.parquet").write_bytes(content)
-        with pytest.raises(
-            SystemExit, match=r"part-00001.parquet': is no complete Parquet file; remove it, and the sa"
-        ):
+        with pytest.raises(SystemExit, match=r"part-00001.parquet': is no complete Parquet file"):
             predict(*words)
     (output / "part-00001.parquet").unlink()
     predict(*words)
     assert (output / "part-00001.parquet").read_bytes() == good
-
-
-def test_shards_of_other_images_are_refused(images, moge, tmp_path):
-    (tmp_path / "images").mkdir()
-    for name in "bcdefg":
-        (tmp_path / "images" / f"{name}.png").write_bytes((images / "0.png").read_bytes())
-    words = ["--model", moge, tmp_path / "images", "--output", tmp_path / "parts", "--shard"]
-    predict(*words, "0/2")
-    (tmp_path / "images" / "a.png").write_bytes((images / "0.png").read_bytes())  # moves all others to later places
-    with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images; images were added"):
-        predict(*words, "1/2")
+    (output / "part-00001.parquet").unlink()
+    copies(images / "0.png", folder, "a")
+    with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images"):
+        predict(*words, "--shard", "1/2")  # to which part 0 does not belong
 
 
 def test_the_job_of_the_page_has_a_command_of_predict():
