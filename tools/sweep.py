@@ -25,7 +25,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from timm_moe_dg.cli.arguments import PLAN_ENTRIES, available_cpus, option_words, parse_arguments, read_yaml
+from timm_moe_dg.cli.arguments import available_cpus, option_words, parse_arguments, read_yaml
 from timm_moe_dg.cli.tool import OPTION, ToolParser, command, program, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, position_or_name, positive_int
 from timm_moe_dg.data import get_benchmark
@@ -114,7 +114,7 @@ def entry(text: str) -> str | dict[str, Any]:
 def read_sweep(args: argparse.Namespace) -> Sweep:
     """Returns the axes of the plan from the command line."""
     recipe = dict(read_yaml(args.recipe, "recipe")) if args.recipe else {}
-    if any(name in recipe for name in PLAN_ENTRIES):
+    if not recipe.keys().isdisjoint(("datasets", "models", "algorithms", "protocols", "trial_seeds", "options")):
         raise ArgumentError.of("recipe", args.recipe, "is a plan; give it as --config")
     model = recipe.pop("model", "gmoe_small_patch16")
     defaults = {

@@ -147,17 +147,9 @@ def test_an_unknown_keyword_is_answered_with_the_nearest():
         checked("finetune", Toy, {"stebs": 1})
 
 
-@pytest.mark.parametrize(
-    ("tool", "words", "remedy"),
-    [
-        ("sweep", ["-c", "gmoe_small"], r"'model' is not an option of sweep\.py; .*: give it as --recipe"),
-        ("finetune", ["-c", "digits"], r"'\w+' is not an option of finetune\.py; .*: give it to sweep as --config"),
-        ("finetune", ["-c", "gmoe_smal"], "cannot be read as YAML .*; did you mean gmoe_small"),
-    ],
-)
-def test_a_file_of_the_other_kind_names_the_option_to_use(tool, words, remedy):
-    with pytest.raises(ArgumentError, match=remedy):
-        parse_arguments(load_tool(tool).build_parser(), words)
+def test_a_misspelled_recipe_is_answered_with_the_nearest():
+    with pytest.raises(ArgumentError, match=r"^config='gmoe_smal': .*; did you mean gmoe_small\?"):
+        parse_arguments(load_tool("finetune").build_parser(), ["-c", "gmoe_smal"])
 
 
 def test_a_plan_given_as_a_recipe_names_the_option_to_use():

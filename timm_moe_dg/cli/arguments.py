@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, Any]  # values by option name, as parsed or as read from YAML
 Declared = TypeVar("Declared", bound="DataclassInstance")
-PLAN_ENTRIES = ("datasets", "models", "algorithms", "protocols", "trial_seeds", "options")  # of sweep alone
-RECIPE_ENTRIES = ("model", "dataset", "algorithm", "pretrained")
 IMPORTS = "imports"
 _DECLARATION = "declaration"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
@@ -93,20 +91,13 @@ def parse_arguments(
                 remedy = f"names a file itself, {value!r}; write its options here"
                 raise ArgumentError.of(name, str(files[name]), remedy)
             if (word := _option_name(key)) not in parser._option_string_actions:
-                remedy = _other_kind(parser, str(key)) or parser.suggestion(word)
-                raise ArgumentError.of(name, str(files[name]), f"{key!r} is not an option of {parser.prog}{remedy}")
+                reason = f"{key!r} is not an option of {parser.prog}{parser.suggestion(word)}"
+                raise ArgumentError.of(name, str(files[name]), reason)
     # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
     words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
     args = parser.parse_args([*words, *argv])
     vars(args).update(keywords)
     return args
-
-
-def _other_kind(parser: ToolParser, key: str) -> str:
-    """Returns a hint for a recipe of finetune given to sweep's --config, or a plan of sweep given to finetune."""
-    if "--recipe" in parser._option_string_actions:
-        return "; a file with options of finetune is a recipe: give it as --recipe" if key in RECIPE_ENTRIES else ""
-    return f"; a file with {key} is a plan: give it to sweep as --config" if key in PLAN_ENTRIES else ""
 
 
 def option_words(name: str, value: object) -> list[str]:

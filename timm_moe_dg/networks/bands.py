@@ -1,5 +1,8 @@
 """The bands of a network's images, and pretrained kernels for bands beyond red, green and blue."""
 
+import logging
+from typing import Any
+
 import torch
 from timm.data.model_config import get_model_input_config
 from torch import nn
@@ -8,6 +11,7 @@ from ..data.bands import RGB, Bands
 from ..errors import ArgumentError
 
 BAND_INITS = ("mean", "zero")
+_logger = logging.getLogger(__name__)
 
 
 def in_chans_of(network: nn.Module) -> int:
@@ -30,6 +34,19 @@ def check_bands(network: nn.Module, bands: Bands) -> None:
     if expected.names and expected != bands:
         remedy = f"the model has others; give --bands {' '.join(expected.names)}"
         raise ArgumentError.of("bands", list(bands.names) or None, remedy)
+
+
+def take_bands(network: Any, bands: Bands, *, keeps_statistics: bool, from_rgb: bool) -> None:
+    """Checks the bands that a network is built for, and gives named ones mean and deviation of their colors."""
+    if bands.names and not keeps_statistics:
+        statistics = {key: network.pretrained_cfg.get(key) for key in ("mean", "std")}
+        of_bands = {key: tuple(bands.from_rgb(rgb, sum(rgb) / len(rgb))) for key, rgb in statistics.items() if rgb}
+        network.pretrained_cfg = {**network.pretrained_cfg, **of_bands}
+    check_bands(network, bands)
+    if from_rgb and not bands.names and bands.count != RGB:
+        remark = "the kernels of red, green and blue are repeated over the bands by position"
+        remedy = "name the bands with --bands, so that each color keeps its own"
+        _logger.warning(f"in_chans={bands.count}: {remark}; {remedy}")
 
 
 @torch.no_grad()

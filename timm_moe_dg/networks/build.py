@@ -29,7 +29,7 @@ from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_of_far_values
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
-from .bands import bands_of, check_bands, in_chans_of, place_kernels
+from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
 CONFIG = "config.json"
 UNUSED = "unused_"  # start of the names of logits that no class has
@@ -106,12 +106,11 @@ def build_network(
                 size = {"img_size": options.get("img_size")}
                 options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
             options |= {"num_classes": classes, "pretrained": loads}
+            rgb = None  # a network of RGB images whose weights are placed at the named bands
             if from_rgb and bands and bands.names:
                 rgb = _create({**options, "in_chans": RGB}, optional_drop_path=drop_path is None)
                 options["pretrained"] = False
             network = _create(options, optional_drop_path=drop_path is None)
-            if from_rgb and bands and bands.names:
-                place_kernels(network, rgb, bands, band_init)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
     except MoeDgError:
@@ -124,18 +123,11 @@ def build_network(
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
-    names = saved_bands or own_bands or (bands.names if bands else ())
-    network.bands = Bands.of(names or in_chans_of(network))
-    if bands and bands.names and not own_bands:
-        statistics = {key: network.pretrained_cfg.get(key) for key in ("mean", "std")}
-        of_bands = {key: tuple(bands.from_rgb(rgb, sum(rgb) / len(rgb))) for key, rgb in statistics.items() if rgb}
-        network.pretrained_cfg = {**network.pretrained_cfg, **of_bands}
+    network.bands = Bands.of(saved_bands or own_bands or (bands.names if bands else ()) or in_chans_of(network))
     if bands:
-        check_bands(network, bands)
-    if from_rgb and bands and not bands.names and bands.count != RGB:
-        remark = "the kernels of red, green and blue are repeated over the bands by position"
-        remedy = "name the bands with --bands, so that each color keeps its own"
-        _logger.warning(f"in_chans={bands.count}: {remark}; {remedy}")
+        if rgb is not None:
+            place_kernels(network, rgb, bands, band_init)
+        take_bands(network, bands, keeps_statistics=bool(own_bands), from_rgb=from_rgb)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)

@@ -120,9 +120,9 @@ def class_positions(network: nn.Module, classes: Sequence[str]) -> Tensor:
     if names is None and network.num_classes == len(classes):
         return torch.arange(len(classes))
     if names is None or sorted(names) != sorted(classes):
-        trained = _listed(names) if names else f"{network.num_classes} without names"
+        trained = _counted(names) if names else f"{network.num_classes} without names"
         remedy = f"the checkpoint's are {trained}; fine-tune it on these classes, or give the data it was trained on"
-        raise ArgumentError.of("classes", _listed(classes), remedy)
+        raise ArgumentError.of("classes", _counted(classes), remedy)
     positions = {name: position for position, name in enumerate(classes)}
     return torch.tensor([positions[name] for name in names])
 
@@ -148,7 +148,7 @@ def match_classes(
         total = int(counts[renumbered < 0].sum())
         if total == counts.sum():
             raise ArgumentError.of(
-                "classes", _listed(classes), f"the model has none of those with images: {_listed(names)}"
+                "classes", _counted(classes), f"the model has none of those with images: {_counted(names)}"
             )
         _logger.warning(f"{total} images of classes that the model lacks are left out: {', '.join(unknown)}")
     if absent := [repr(name) for name in names if name not in classes and not name.startswith(UNUSED)]:
@@ -201,9 +201,8 @@ def takes_metadata(network: nn.Module, domains: Sequence[Domain], columns: Seque
     return takes
 
 
-def _listed(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{len(names)}: {', '.join(names[:limit])}{more}"
+def _counted(names: Sequence[str]) -> str:
+    return f"{len(names)}: {listed(names, 8)}"
 
 
 class WithFeatures(nn.Module):
