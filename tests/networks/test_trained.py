@@ -10,6 +10,7 @@ from timm_moe_dg.data import FolderDomain, Split
 from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.trained import (
+    WithFeatures,
     class_positions,
     label_names,
     load_trained,
@@ -21,6 +22,7 @@ from timm_moe_dg.networks.trained import (
 from timm_moe_dg.storage.run_folder import run_arguments
 
 CLASSES = ("cat", "dog", "owl")
+TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 
 
 @pytest.fixture
@@ -154,3 +156,30 @@ def test_weights_without_a_classifier_answer_nothing(network, tmp_path):
     torch.save(weights, tmp_path / "backbone.pth")
     with pytest.raises(CheckpointError, match="model='test_vit': its weights have no classifier"):
         load_trained("test_vit", initial_checkpoint=str(tmp_path / "backbone.pth"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("gmoe_tiny_patch16", {**TINY, "moe_layers": (1,), "img_size": 32}),
+        ("moge_tiny", {**TINY, "moe_layers": (1,), "img_size": 32}),
+        ("erm_le_tiny_patch16", {**TINY, "img_size": 32}),
+        ("resnet18", {}),
+    ],
+)
+def test_outputs_follow_from_what_was_collected(name, kwargs):
+    network = timm.create_model(name, num_classes=5, **kwargs).eval()
+    inputs = [torch.randn(2, 3, 32, 32)]
+    if hasattr(network, "metadata_encoder"):
+        inputs.append(torch.tensor([[10.0, 20.0], [-10.0, 5.0]]))
+    with torch.no_grad():
+        logits, features = WithFeatures(network)(*inputs)
+        assert torch.equal(network(*inputs), logits)
+    assert features.shape == (2, network.num_features)
+    assert torch.allclose(network.get_classifier()(features), logits, atol=1e-6)
+    assert not network.get_classifier()._forward_pre_hooks
+
+
+def test_a_network_without_a_single_classifier_is_refused():
+    with pytest.raises(ArgumentError, match="model='VisionTransformer': has no single classifier"):
+        WithFeatures(timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=1))
