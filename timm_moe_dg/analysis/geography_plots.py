@@ -180,12 +180,11 @@ def plot_domain_map(
     path: Path,
     places: Mapping[str, Tensor] | None = None,
     held_out: Mapping[str, Tensor] | None = None,
-    outlined: Sequence[Tensor] = (),
 ) -> None:
     """Draws discovered domains as a map. Cells far from all training coordinates are pale, cells without routing white.
 
     `places` and `held_out` map names of groups to coordinates (N, 2). Groups that were not trained on have a dashed
-    outline, and each of the regions `outlined`, (N, 2) too, has a solid one.
+    outline.
     """
     experts = domains.experts[domains.experts >= 0].unique().tolist()
     edges = _edges(domains.longitude), _edges(domains.latitude)
@@ -196,12 +195,11 @@ def plot_domain_map(
         note = _draw_cells(axes, domains)
         for line in coastlines():
             axes.plot(*line.T, color=_COAST, linewidth=0.5)
-        _draw_outlines(axes, domains, [lonlat.numpy() for lonlat in outlined], "solid")
         for name, lonlat in _without_unknown(places or {}).items():
             axes.plot(*lonlat.T, "o", color=_INK, markersize=1.4, markeredgewidth=0)
             _write_name(axes, name, lonlat)
         unseen = _without_unknown(held_out or {})
-        _draw_outlines(axes, domains, list(unseen.values()), "dashed")
+        _draw_outlines(axes, domains, list(unseen.values()))
         for name, lonlat in unseen.items():
             _write_name(axes, f"{name} (held out)", lonlat, _margin(domains))
         axes.set(xlim=(west, east), ylim=(south, north), aspect="equal")
@@ -255,7 +253,7 @@ def _margin(domains: DomainMap) -> float:
     return float(edges[-1] - edges[0]) * max(1.5 / len(domains.longitude), 1 / 120)
 
 
-def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray], dashes: str) -> None:
+def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarray]) -> None:
     """Surrounds each region at a small distance."""
     across, up = np.meshgrid(domains.longitude.numpy(), domains.latitude.numpy())
     cells = torch.from_numpy(np.stack([across.ravel(), up.ravel()], axis=1))
@@ -265,7 +263,7 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
         points = places if len(places) <= _OUTLINED else thin_coordinates(places).points
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
         # A black line on a white one is visible on every color
-        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, dashes)):
+        for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):
             level = [_margin(domains) * KM_PER_DEGREE]
             axes.contour(across, up, distance, level, colors=color, linewidths=width, linestyles=style)
 

@@ -177,7 +177,7 @@ def _warnings(runs: Sequence[FinishedRun], unfinished: Sequence[Path], names: Ma
     if len({run.seeds[0] for run in runs}) == 1:
         by_text["All results are of one trial seed, so no difference can be told from chance"] = []
     listed = {text: ", ".join([*of[:5], *(["..."] if len(of) > 5 else [])]) for text, of in by_text.items()}
-    return [f"{text}: {of}" if of else text for text, of in listed.items()]
+    return [f"{text}: {of}" if of and len(names) + len(unfinished) > 1 else text for text, of in listed.items()]
 
 
 def cautions(run: FinishedRun) -> list[str]:
@@ -281,6 +281,7 @@ def _scores(view: RunView, settings: ReportSettings) -> list[Block]:
     names = [domain.name + " (tested)" * (index in tested) for index, domain in enumerate(evaluated.domains)]
     scores = pd.DataFrame(evaluated.assessment.domains, columns=Scores._fields)
     texts = scores.drop(columns="images").dropna(axis=1, how="all").map(percent)
+    texts.columns = texts.columns.str.replace("_", " ")
     texts.insert(0, "images", scores.images.map(str))
     texts.insert(0, "domain", names)
     title = f"{evaluated.model}\n{evaluated.counted_name}"
