@@ -3,7 +3,6 @@
 Axes: B images, N tokens per image, D features, E routed experts, K experts per image, R metadata embedding.
 """
 
-import copy
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -48,7 +47,8 @@ class GeoMoeMlp(RoutedMlp):
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
         context_features: R.
-        **mixture: Options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
+        options: All options of the mixture, in place of single ones.
+        **mixture: Single options of `GeoMixtureOptions`: `num_experts`, `top_k`, `shared_expert`, ...
     """
 
     router: MetadataRouter
@@ -64,18 +64,19 @@ class GeoMoeMlp(RoutedMlp):
         context_features: int = 256,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        options: GeoMixtureOptions | None = None,
         **mixture: Any,
     ) -> None:
-        options = build_options(GeoMixtureOptions, mixture, type(self).__name__)
+        options = options or build_options(GeoMixtureOptions, mixture, type(self).__name__)
         hidden_features = hidden_features or in_features
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         further: dict[str, Any] = {"hidden_drop": combined_rate(drop, options.expert_drop), **layers, **dd}
         super().__init__(StackedExperts(options.num_experts, in_features, hidden_features, **further))
+        self.options: GeoMixtureOptions = options
         # The shared expert has no second dropout: the layer's own acts once, behind the sum
         has_shared = options.shared_expert
-        shared = Mlp(in_features, hidden_features, **layers, drop=(drop, 0.0), **dd) if has_shared else None
-        self.shared: nn.Module | None = shared
+        self.shared = Mlp(in_features, hidden_features, **layers, drop=(drop, 0.0), **dd) if has_shared else None
         routed = context_features, options.num_experts, options.top_k
         self.router = MetadataRouter(*routed, noise_std=options.router_noise, **dd)
         self.gamma = nn.Parameter(torch.zeros(1, **dd)) if has_shared else None
@@ -83,40 +84,39 @@ class GeoMoeMlp(RoutedMlp):
         self.shared_only = False
         self.forced_expert: int | None = None
         self.forced_tokens = 0
-        self.expert_perturbation = options.expert_perturbation
         self.report: ExpertReport | None = None
 
     @classmethod
-    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
+    def from_dense(
+        cls, mlp: nn.Module, context_features: int = 256, options: GeoMixtureOptions | None = None, **mixture: Any
+    ) -> Self:
         """Upcycles a dense feed-forward: it becomes the shared expert, and every routed expert starts as a copy of it.
 
-        The options are `context_features` and those of `GeoMixtureOptions`. `expert_drop` acts besides that of `mlp`.
-        The evaluation output equals the dense one, unless `expert_perturbation` is above 0. A feed-forward that takes
-        features first or normalizes its input is a `RouterError`, as are those that `read_feed_forward` refuses.
+        The other arguments are those of the layer. `expert_drop` acts besides that of `mlp`. The evaluation output
+        equals the dense one, unless `expert_perturbation` is above 0. A feed-forward that takes features first or
+        normalizes its input is a `RouterError`, as are those that `read_feed_forward` refuses.
         """
         dense = read_feed_forward(mlp)
         if dense.channels_first or not isinstance(dense.pre_norm, nn.Identity):
             remedy = "give a feed-forward of tokens, features last, without a normalization of its input"
             raise RouterError.of("mlp", type(mlp).__name__, remedy)
         first, second = dense.weights()
+        options = options or build_options(GeoMixtureOptions, mixture, cls.__name__)
         features, hidden = second.shape
-        moe = cls(features, hidden, device=first.device, dtype=first.dtype, **mixture)
-        bias = (dense.first[0].bias is not None, dense.second.bias is not None)
+        dd: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
+        moe = cls(features, hidden, context_features=context_features, options=options, **dd)
         moe.experts = StackedExperts(
-            moe.experts.num_experts,
+            options.num_experts,
             features,
             hidden,
             act_layer=nn.Identity,
-            bias=bias,
-            hidden_drop=combined_rate(dense.hidden_drop, expert_drop),
+            bias=(dense.first[0].bias is not None, dense.second.bias is not None),
+            hidden_drop=combined_rate(dense.hidden_drop, options.expert_drop),
             gated=isinstance(dense.act, GatedActivation),
-            device=first.device,
-            dtype=first.dtype,
+            **dd,
         )
-        moe.experts.load_dense(dense, moe.expert_perturbation)
-        if moe.shared is not None:
-            moe.shared = copy.deepcopy(mlp)
-            moe.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
+        moe.experts.load_dense(dense, options.expert_perturbation)
+        moe.take_shared(mlp)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
 

@@ -16,7 +16,7 @@ from ..errors import RouterError
 from .assignments import expert_capacity, over_capacity
 from .dense.feed_forwards import GatedActivation, read_feed_forward
 from .experts import StackedExperts, StackedLinear
-from .mixture_options import MixtureOptions, build_options
+from .mixture_options import GeoMixtureOptions, MixtureOptions, build_options
 from .own_parameters import OwnParameters
 from .reports import LossWeights, ReportedLoss, RouterOutput, image_balance_loss, z_loss
 from .router import Router
@@ -32,6 +32,8 @@ class RoutedMlp(OwnParameters):
     undecayed = ("gamma",)
     gamma: nn.Parameter | None
     router: Router
+    shared: nn.Module | None
+    options: MixtureOptions | GeoMixtureOptions
 
     def __init__(self, experts: StackedExperts) -> None:
         super().__init__()
@@ -54,6 +56,21 @@ class RoutedMlp(OwnParameters):
         """Half shared, half routed; the submodules initialize themselves."""
         if self.gamma is not None:
             nn.init.zeros_(self.gamma)
+
+    def changes_dense(self) -> list[str]:
+        """Names the options with which an upcycled layer does not compute what its dense source does."""
+        raw = not self.router.normalize_weights and self.router.num_experts > 1
+        reasons = [f"top_k={self.router.top_k} with combine weights that do not sum to 1"] if raw else []
+        neutral = {"expert_width": 1, "expert_reinit": 0, "expert_perturbation": 0}
+        given = {name: value for name, value in vars(self.options).items() if name in neutral}
+        return reasons + [f"{name}={value}" for name, value in given.items() if value != neutral[name]]
+
+    def take_shared(self, dense: nn.Module) -> None:
+        """Makes the shared expert, if there is one, a copy of a dense feed-forward."""
+        if self.shared is not None:
+            self.shared = copy.deepcopy(dense)
+            if hasattr(dense, "drop2"):
+                self.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
 
     def record(self, routing: RouterOutput) -> None:
         """Keeps the routing of a forward, in training or on demand."""
@@ -129,10 +146,10 @@ class MoeMlp(RoutedMlp):
         norm_layer: Normalization of the hidden features, shared by the experts; None for none.
         bias: Whether the experts' layers have biases; a pair sets them apart.
         drop: timm's projection dropout: after the activation and after the layer, in training.
-        expert_drop: As in `MixtureOptions`; acts besides `drop`.
         gated: Whether the experts multiply by a gate, see `StackedExperts`.
         channels_first: Whether the layer takes and returns (B, D, height, width) instead of (..., D).
-        **mixture: The other options of `MixtureOptions`: `num_experts`, `top_k`, `router`, ...
+        options: All options of the mixture, in place of single ones.
+        **mixture: Single options of `MixtureOptions`. `expert_drop` acts besides `drop`, and is 0 here by default.
     """
 
     def __init__(
@@ -145,33 +162,31 @@ class MoeMlp(RoutedMlp):
         bias: bool | tuple[bool, bool] = True,
         drop: float = 0.0,
         *,
-        expert_drop: float = 0.0,
         gated: bool = False,
         channels_first: bool = False,
+        options: MixtureOptions | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **mixture: Any,
     ) -> None:
         if out_features not in (None, in_features):
             raise RouterError.of("out_features", out_features, f"experts return in_features={in_features} features")
-        options = build_options(MixtureOptions, {"expert_drop": expert_drop, **mixture}, type(self).__name__)
+        options = options or build_options(MixtureOptions, {"expert_drop": 0.0, **mixture}, type(self).__name__)
         hidden_features = hidden_features or in_features
         layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "bias": bias}
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        further: dict[str, Any] = {"hidden_drop": combined_rate(drop, expert_drop), "gated": gated, **layers, **dd}
+        further: dict[str, Any] = {"hidden_drop": combined_rate(drop, options.expert_drop), **layers, **dd}
         width = max(1, round(options.expert_width * hidden_features))
-        super().__init__(StackedExperts(options.num_experts, in_features, width, **further))
+        super().__init__(StackedExperts(options.num_experts, in_features, width, gated=gated, **further))
+        self.options: MixtureOptions = options
         self.channels_first = channels_first
-        self.expert_width = options.expert_width
-        self.expert_reinit = options.expert_reinit
-        shared: nn.Module | None = None
+        self.shared, self.gamma = None, None
         if options.shared_expert:
             make = partial(GluMlp, gate_last=False) if gated else Mlp
-            width = hidden_features * (1 + gated)
             # The shared expert has no second dropout: the layer's own acts once, behind the sum
-            shared = make(in_features, width, **layers, drop=(drop, 0.0), use_conv=channels_first, **dd)
-        self.shared = shared
-        self.gamma = nn.Parameter(torch.zeros(1, **dd)) if options.shared_expert else None
+            width = hidden_features * (1 + gated)
+            self.shared = make(in_features, width, **layers, drop=(drop, 0.0), use_conv=channels_first, **dd)
+            self.gamma = nn.Parameter(torch.zeros(1, **dd))
         self.norm: nn.Module = nn.Identity()  # a dense feed-forward may bring a normalization of its input
         self.valid: Tensor | None = None
         self.capacity_factor = options.capacity_factor
@@ -188,14 +203,15 @@ class MoeMlp(RoutedMlp):
         self.drop = nn.Dropout(drop)
 
     @classmethod
-    def from_dense(cls, mlp: nn.Module, expert_drop: float = 0.0, **mixture: Any) -> Self:
+    def from_dense(cls, mlp: nn.Module, options: MixtureOptions | None = None, **mixture: Any) -> Self:
         """Upcycles a dense feed-forward, see `read_feed_forward`: every expert starts as a copy, the router at random.
 
         The experts share one copy of the activation and the normalizations. A normalization of the input acts before
         the router too. Dropout rates, frozen parameters and the mode are kept, and `expert_drop` acts besides. The
-        options are those of `MixtureOptions`. The evaluation output equals the dense one where the combine weights
+        options are those of the layer. The evaluation output equals the dense one where the combine weights
         sum to 1, and experts are whole copies (see `changes_dense`).
         """
+        options = options or build_options(MixtureOptions, {"expert_drop": 0.0, **mixture}, cls.__name__)
         dense = read_feed_forward(mlp)
         first, second = dense.weights()
         moe = cls(
@@ -207,31 +223,17 @@ class MoeMlp(RoutedMlp):
             channels_first=dense.channels_first,
             device=first.device,
             dtype=first.dtype,
-            **mixture,
+            options=options,
         )
-        if moe.expert_width != 1 and not isinstance(dense.norm, nn.Identity):
+        if options.expert_width != 1 and not isinstance(dense.norm, nn.Identity):
             remedy = "experts cannot be parts of a feed-forward that normalizes its hidden features; leave it 1"
-            raise RouterError.of("expert_width", moe.expert_width, remedy)
-        moe.experts.load_dense(dense, reinit=moe.expert_reinit)
-        if moe.shared is not None:
-            moe.shared = copy.deepcopy(mlp)
-            if hasattr(mlp, "drop2"):
-                moe.shared.drop2 = nn.Dropout(0.0)  # acts once, behind the sum
+            raise RouterError.of("expert_width", options.expert_width, remedy)
+        moe.experts.load_dense(dense, reinit=options.expert_reinit)
+        moe.take_shared(mlp)
         moe.norm = copy.deepcopy(dense.pre_norm)
-        moe.experts.drop.p = combined_rate(dense.hidden_drop, expert_drop)
+        moe.experts.drop.p = combined_rate(dense.hidden_drop, options.expert_drop)
         moe.drop.p = dense.drop
         return moe.train(mlp.training)
-
-    def changes_dense(self) -> list[str]:
-        """Names the options with which an upcycled layer does not compute what its dense source does."""
-        reasons = []
-        if not self.router.normalize_weights and self.router.num_experts > 1:
-            reasons.append(f"top_k={self.router.top_k} with combine weights that do not sum to 1")
-        if self.expert_width != 1:
-            reasons.append(f"expert_width={self.expert_width}")
-        if self.expert_reinit:
-            reasons.append(f"expert_reinit={self.expert_reinit}")
-        return reasons
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
         """Returns the router's losses, and the balance of experts within images."""

@@ -3,7 +3,6 @@
 Axes: T items (tokens, or images in MoGE), D features, R projected features, E experts.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -238,14 +237,8 @@ def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) 
     """Builds the router of a token-routed layer by name, from its own options and those that all routers have."""
     if name not in ROUTERS:
         raise RouterError.of("router", name, choices(sorted(ROUTERS)))
-    parameters = dict(inspect.signature(ROUTERS[name]).parameters)
-    if any(part.kind is part.VAR_KEYWORD for part in parameters.values()):  # handed on to `Router`
-        of_all = inspect.signature(Router).parameters.items()
-        parameters = {key: part for key, part in parameters.items() if part.kind is not part.VAR_KEYWORD}
-        parameters |= {key: part for key, part in of_all if part.kind is part.KEYWORD_ONLY}
-    elif lacking := common.keys() - parameters:
-        raise RouterError.of("router", name, f"its constructor must accept {', '.join(sorted(lacking))}")
-    options = [option for option in parameters if option not in common]
-    if not set(router_kwargs) <= set(options):
-        raise RouterError.of("router_kwargs", dict(router_kwargs), f"router={name!r} takes {options or 'no options'}")
-    return ROUTERS[name](**common, **router_kwargs)
+    try:
+        return ROUTERS[name](**common, **router_kwargs)
+    except TypeError as error:
+        remedy = f"router={name!r} must take these and {', '.join(common)} ({error})"
+        raise RouterError.of("router_kwargs", dict(router_kwargs), remedy) from error

@@ -21,7 +21,7 @@ from ..compat import update_model_args
 from ..errors import CheckpointError
 from ..layers.dense.copies import copy_dense, reinitialize
 from ..layers.encoders.pretrained import check_weights
-from ..layers.moe_mlp import MoeMlp, RoutedMlp
+from ..layers.moe_mlp import RoutedMlp
 from .tutel import convert_tutel_state_dict, is_tutel_state_dict
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)
@@ -68,9 +68,7 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     """
     if is_tutel_state_dict(state_dict):
         state_dict = convert_tutel_state_dict(state_dict)
-    loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
-    model_state = model.state_dict()
-    rename_final_norm(loaded, model_state)
+    loaded, model_state = fit_dense(state_dict, model, ()), model.state_dict()
     # The index of another run's coordinates is loaded only into a model that was built with one
     loaded = {key: value for key, value in loaded.items() if key in model_state or not key.startswith(_INDEX_PREFIX)}
     upcycled: list[RoutedMlp] = [
@@ -81,25 +79,21 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     if upcycled:
         encoder = {key: value for key, value in model_state.items() if key.startswith(_METADATA_PREFIX)}
         loaded = encoder | loaded
-    check_complete(loaded, model_state, model)
+    check_complete(loaded, model)
     _report(model, upcycled)
     return loaded
-
-
-def _perturbation(module: nn.Module) -> float:
-    """Deviation of the noise that upcycling adds to a layer's experts, relative to that of each matrix."""
-    return getattr(module, "expert_perturbation", 0.0)
 
 
 def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str, Tensor], layer: RoutedMlp) -> bool:
     """Fills one mixture layer from its dense counterpart, in place; False if the checkpoint has the layer itself."""
     if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
-    perturbation, width = _perturbation(layer), layer.fc2.weight.shape[-1]
+    perturbation, width = getattr(layer.options, "expert_perturbation", 0.0), layer.fc2.weight.shape[-1]
+    share, reinit = getattr(layer.options, "expert_width", 1.0), getattr(layer.options, "expert_reinit", 0.0)
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
     # Parts are cut along the hidden axis. A source of any other width stays as it is, and is reported
     hidden = dense["fc2.weight"].shape[1] if "fc2.weight" in dense else 0
-    is_part = isinstance(layer, MoeMlp) and layer.expert_width != 1 and width == round(layer.expert_width * hidden)
+    is_part = share != 1 and width == round(share * hidden)
     axes = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1} if is_part else {}
     for key in [key for key in model_state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
@@ -114,22 +108,31 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
             loaded[key] = value.clone()  # safetensors refuses an expanded view, in which experts share storage
             if stacked and value.ndim == 3 and perturbation > 0:
                 loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
-    if isinstance(layer, MoeMlp) and layer.expert_reinit:
+    if reinit:
         first = [loaded[key] for name in ("weight", "bias") if (key := f"{prefix}experts.fc1.{name}") in loaded]
-        reinitialize(layer.expert_reinit, first, loaded[f"{prefix}experts.fc2.weight"])
+        reinitialize(reinit, first, loaded[f"{prefix}experts.fc2.weight"])
     return True
 
 
-def rename_final_norm(loaded: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Renames the final normalization, in place; with average pooling it acts after the pool, under another name."""
+def fit_dense(state_dict: dict[str, Tensor], model: VisionTransformer, new: tuple[str, ...]) -> dict[str, Tensor]:
+    """Fits a checkpoint as timm does for a vision transformer.
+
+    Modules with `new` prefixes, which a dense network lacks, keep their values unless the checkpoint has any of them.
+    """
+    loaded, model_state = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True), model.state_dict()
+    # With average pooling, the final normalization acts after the pool, under another name
     source, target = ("norm", "fc_norm") if "fc_norm.weight" in model_state else ("fc_norm", "norm")
     for kind in ("weight", "bias"):
         if f"{target}.{kind}" in model_state and f"{target}.{kind}" not in loaded and f"{source}.{kind}" in loaded:
             loaded[f"{target}.{kind}"] = loaded.pop(f"{source}.{kind}")
+    if not any(key.startswith(new) for key in loaded):
+        loaded |= {key: value for key, value in model_state.items() if key.startswith(new)}
+    return loaded
 
 
-def check_complete(loaded: dict[str, Tensor], model_state: dict[str, Tensor], model: VisionTransformer) -> None:
+def check_complete(loaded: dict[str, Tensor], model: VisionTransformer) -> None:
     """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier."""
+    model_state = model.state_dict()
     # timm loads without `strict` once the number of classes differs, which in fine-tuning is always
     classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
     expected = [key for key in model_state if not key.startswith(classifier)]
@@ -149,18 +152,17 @@ def check_complete(loaded: dict[str, Tensor], model_state: dict[str, Tensor], mo
 
 
 def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
+    """Logs where the experts come from."""
     cfg = _cfg(model)
     given = "the given state dict" if cfg.get("state_dict") else None
     source = given or cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
-    filled = sum(module.experts.num_experts for module in upcycled)
-    if upcycled:
-        noise = max(_perturbation(module) for module in upcycled)
-        note = f", weights perturbed by {noise:g} of their standard deviation" if noise else ""
-        changes = [reason for module in upcycled[:1] if isinstance(module, MoeMlp) for reason in module.changes_dense()]
-        note += f"; {', '.join(changes)} changes what they compute" if changes else ""
-        _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers{note}.")
-    else:
+    if not upcycled:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")
+        return
+    filled = sum(layer.experts.num_experts for layer in upcycled)
+    changes = upcycled[0].changes_dense()
+    note = f"; {', '.join(changes)} changes what they compute" if changes else ""
+    _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers{note}.")
 
 
 def _cfg(model: VisionTransformer) -> dict[str, Any]:

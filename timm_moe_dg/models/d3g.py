@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from ..compat import update_model_args
@@ -23,7 +23,7 @@ from ..layers.mixture_options import take_options
 from ..layers.own_parameters import undecayed_parameters
 from ..layers.precision import upcast
 from ..layers.reports import LossWeights, ReportedLoss
-from .building import check_complete, create_moe_vit, deit_cfg, rename_final_norm
+from .building import check_complete, create_moe_vit, deit_cfg, fit_dense
 from .gmoe import check_vit_options
 
 default_cfgs = generate_default_cfgs({"d3g_tiny_patch16.deit_in1k": deit_cfg("tiny")})
@@ -129,16 +129,11 @@ class DomainHeadsVisionTransformer(VisionTransformer):
 
 def _filter_fn(state_dict: dict[str, Tensor], model: DomainHeadsVisionTransformer) -> dict[str, Tensor]:
     """Fits a checkpoint to the model; every head starts as a copy of a dense classifier."""
-    loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
-    model_state = model.state_dict()
-    rename_final_norm(loaded, model_state)
+    loaded = fit_dense(state_dict, model, ("metadata_encoder.",))
     for name, dims in (("head.weight", 2), ("head.bias", 1)):
         if name in loaded and loaded[name].ndim == dims:
             loaded[name] = torch.stack([loaded[name]] * model.num_domains, dim=1)
-    encoder = {key: value for key, value in model_state.items() if key.startswith("metadata_encoder.")}
-    if not encoder.keys() & loaded.keys():
-        loaded |= encoder
-    check_complete(loaded, model_state, model)
+    check_complete(loaded, model)
     return loaded
 
 

@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 
 import torch
 from timm.models import generate_default_cfgs, register_model
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.mixture_options import take_options
-from .building import check_complete, create_moe_vit, deit_cfg, rename_final_norm
+from .building import check_complete, create_moe_vit, deit_cfg, fit_dense
 from .gmoe import check_vit_options
 from .metadata_options import MetadataOptions
 
 default_cfgs = generate_default_cfgs({"erm_le_tiny_patch16.deit_in1k": deit_cfg("tiny")})
-_NEW = ("fuse.", "metadata_encoder.")  # no dense checkpoint holds these
 
 
 class LocationVisionTransformer(VisionTransformer):
@@ -73,12 +72,8 @@ class LocationVisionTransformer(VisionTransformer):
 
 
 def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:
-    loaded = checkpoint_filter_fn(state_dict, model, adapt_layer_scale=True)
-    model_state = model.state_dict()
-    rename_final_norm(loaded, model_state)
-    if not any(key.startswith(_NEW) for key in loaded):
-        loaded |= {key: value for key, value in model_state.items() if key.startswith(_NEW)}
-    check_complete(loaded, model_state, model)
+    loaded = fit_dense(state_dict, model, ("fuse.", "metadata_encoder."))
+    check_complete(loaded, model)
     return loaded
 
 

@@ -142,7 +142,7 @@ class MoeVisionTransformer(MixtureVisionTransformer):
         options = take_options(MixtureOptions, kwargs)
         check_vit_options(type(self), kwargs)
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
-        kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, vars(options))
+        kwargs["block_fn"] = mixture_block(Block, layers, MoeMlp, {"options": options})
         super().__init__(*args, **kwargs)
 
 

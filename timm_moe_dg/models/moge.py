@@ -72,7 +72,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         metadata = take_options(MetadataRoutingOptions, kwargs)
         check_vit_options(type(self), kwargs)
         encoder = metadata.build_encoder(kwargs.get("device"), kwargs.get("dtype"))
-        moe_args = {**vars(mixture), "context_features": encoder.out_features}
+        moe_args = {"options": mixture, "context_features": encoder.out_features}
         layers = resolve_moe_layers(moe_layers, kwargs.get("depth", 12))
         kwargs["block_fn"] = mixture_block(GeoBlock, layers, GeoMoeMlp, moe_args)
         super().__init__(*args, **kwargs)

@@ -62,7 +62,7 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
         >>> torch.allclose(timm_moe_dg.upcycle(model)(images), logits, atol=1e-4)
         True
     """
-    options = vars(build_options(MixtureOptions, mixture, "upcycle"))
+    options = build_options(MixtureOptions, mixture, "upcycle")
     feed_forwards = find_feed_forwards(model)
     if not feed_forwards:
         refused = [f"{name}: {reason}" for name, reason in refused_feed_forwards(model).items()][:3]
@@ -72,7 +72,7 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
     layers, chosen = _choose(model, moe_layers, feed_forwards)
     check_token_wise([dense for dense, _ in chosen])
     # All mixtures are made before any is put in its place: an error leaves the network as it was
-    mixtures = [MoeMlp.from_dense(dense, **options) for dense, _ in chosen]
+    mixtures = [MoeMlp.from_dense(dense, options) for dense, _ in chosen]
     if not hasattr(model, "group_matcher"):
         _keep_layer_groups(model, [names[0] for _, names in chosen])
     for mixture_layer, (_, names) in zip(mixtures, chosen, strict=True):
@@ -86,7 +86,7 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
         change = "the upcycled network does not compute what the dense one did"
         remedy = "give top_k=2 or more and leave normalize_weights, expert_width and expert_reinit alone to keep it"
         warnings.warn(f"{', '.join(reasons)}: {change}; {remedy}", stacklevel=2)
-    record_change(model, "gmoe", {"moe_layers": list(layers), **options})
+    record_change(model, "gmoe", {"moe_layers": list(layers), **vars(options)})
     return model
 
 
@@ -164,12 +164,12 @@ def upcycle_with_metadata(
     network: Any = _checked(model)
     layers = resolve_moe_layers(moe_layers, len(network.blocks))
     metadata = take_options(MetadataRoutingOptions, mixture)
-    options = vars(build_options(GeoMixtureOptions, mixture, "upcycle_with_metadata"))
+    options = build_options(GeoMixtureOptions, mixture, "upcycle_with_metadata")
     weight = network.blocks[0].norm1.weight
     encoder = metadata.build_encoder(weight.device, weight.dtype)
     chosen = [network.blocks[index].mlp for index in layers]
     check_token_wise(chosen)
-    mixtures = [GeoMoeMlp.from_dense(dense, context_features=encoder.out_features, **options) for dense in chosen]
+    mixtures = [GeoMoeMlp.from_dense(dense, encoder.out_features, options) for dense in chosen]
     for index, mixture_layer in zip(layers, mixtures, strict=True):
         network.blocks[index].mlp = mixture_layer
     # Blocks must hand the metadata on, so their forward and the network's are replaced with their classes
@@ -180,7 +180,7 @@ def upcycle_with_metadata(
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
     encoder.train(network.training)  # in training it would drop metadata
     recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
-    record_change(network, "moge", {"moe_layers": list(layers), **options, **recorded})
+    record_change(network, "moge", {"moe_layers": list(layers), **vars(options), **recorded})
     return network
 
 

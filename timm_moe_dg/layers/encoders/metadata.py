@@ -44,30 +44,21 @@ class MetadataEncoder(nn.Module):
         Metadata are None when no sample has any. The embedding of samples without metadata is arbitrary.
         """
         if metadata is None:
-            return self._absent(x)
-        self._check_type(metadata)
-        if values_readable(metadata):
-            self._check(x, metadata)
+            embedding, present = _all_absent(x, self.out_features)
+            if self.training:
+                # Distributed training requires a gradient, even if zero, for every parameter
+                embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
+            return embedding, present
+        self._check(x, metadata)
         with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
-            return self._encode(metadata)
-
-    def _encode(self, metadata: Tensor) -> tuple[Tensor, Tensor]:
-        present = self.encoder.present(metadata) if hasattr(self.encoder, "present") else _without_nan(metadata)
-        absent = ~present.view([-1] + [1] * (metadata.dim() - 1))
-        filled = metadata.masked_fill(absent, 0)
-        embedding = self.encoder(filled)
-        if self.coverage is not None and not self.training:
-            present = present & self.coverage(filled)
+            present = self.encoder.present(metadata) if hasattr(self.encoder, "present") else _without_nan(metadata)
+            filled = metadata.masked_fill(~present.view([-1] + [1] * (metadata.dim() - 1)), 0)
+            embedding = self.encoder(filled)
+            if self.coverage is not None and not self.training:
+                present = present & self.coverage(filled)
         return embedding, present
 
-    def _absent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        embedding, present = _all_absent(x, self.out_features)
-        if self.training:
-            # Distributed training requires a gradient, even if zero, for every parameter
-            embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
-        return embedding, present
-
-    def _check_type(self, metadata: Tensor) -> None:
+    def _check(self, x: Tensor, metadata: Tensor) -> None:
         if not isinstance(metadata, Tensor):
             raise MetadataError.of("metadata", type(metadata).__name__, "give a tensor with one row per image")
         if isinstance(self.encoder, CoordinateEncoder | ColumnsEncoder) and metadata.dtype.itemsize < 4:
@@ -77,8 +68,8 @@ class MetadataEncoder(nn.Module):
                 "and cast the images"
             )
             raise MetadataError.of("metadata dtype", metadata.dtype, remedy)
-
-    def _check(self, x: Tensor, metadata: Tensor) -> None:
+        if not values_readable(metadata):
+            return
         if metadata.ndim == 0 or metadata.shape[0] != x.shape[0]:
             raise MetadataError.of("metadata shape", tuple(metadata.shape), f"give one row per image, {x.shape[0]}")
         if hasattr(self.encoder, "check"):

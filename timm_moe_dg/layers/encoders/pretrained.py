@@ -15,8 +15,8 @@ Axes: B places, F = 256 frequencies, R embedding features, 512 of GeoCLIP.
 import importlib.util
 import math
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,67 +62,37 @@ def load_satclip(source: str | os.PathLike[str]) -> SatClipEncoder:
     A repository such as 'microsoft/SatCLIP-ViT16-L10' holds a file of the same name in lower case. Anything but a
     SatCLIP checkpoint is a `CheckpointError`, and other pickles are refused without being executed.
     """
-    path = _locate(source)
-    sizes, weights = _read_checkpoint(path)
-    encoder = SatClipEncoder(**sizes)
-    expected = encoder.state_dict()
-    problems = [f"{key} is missing" for key in expected if key not in weights]
-    problems += [
-        f"{key} is {tuple(weights[key].shape)} where the hyper-parameters say {tuple(value.shape)}"
-        for key, value in expected.items()
-        if key in weights and weights[key].shape != value.shape
-    ]
-    if problems:
-        raise _refusal(path, f"{'; '.join(problems)}; give the file as it was released")
-    encoder.load_state_dict({key: weights[key] for key in expected})
+    path = Path(source) if Path(source).is_file() else _download(str(source))
+    with _refused(path, "SatCLIP's", "give the file as it was released"):
+        # weights_only: the file is a pickle, of which torch reads tensors and plain containers alone
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        settings, stored = checkpoint["hyper_parameters"], checkpoint["state_dict"]
+        if others := {name: settings[name] for name in _KINDS if settings.get(name, _KINDS[name]) != _KINDS[name]}:
+            raise ValueError(f"{others}, where only {_KINDS} is supported")
+        encoder = SatClipEncoder(**{name: settings[released_name] for released_name, name in _SIZES.items()})
+        names = {f"{name}.{kind}": f"{layer}.{kind}" for layer, name in _LAYERS.items() for kind in ("weight", "bias")}
+        encoder.load_state_dict({name: stored[f"{_PREFIX}{released_name}"] for name, released_name in names.items()})
     return encoder
 
 
-def _locate(source: str | os.PathLike[str]) -> Path:
-    if Path(source).is_file():
-        return Path(source)
-    name = str(source)
+def _download(name: str) -> Path:
+    remedy = "give a file, or a repository such as microsoft/SatCLIP-ViT16-L10"
     if name.count("/") != 1 or Path(name).suffix == ".ckpt":
-        remedy = "give one, or a repository such as microsoft/SatCLIP-ViT16-L10"
-        raise _refusal(Path(name), f"there is no such file; {remedy}")
+        raise CheckpointError(f"source={name!r}: there is no such file; {remedy}")
     try:
         return Path(hf_hub_download(name, f"{name.split('/')[1].lower()}.ckpt"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise _refusal(Path(name), f"is no file, and the Hub does not give it ({error}); give a local file") from error
+        raise CheckpointError(f"source={name!r}: is not on the Hub ({error}); {remedy}") from error
 
 
-def _read_checkpoint(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
+@contextmanager
+def _refused(path: Path, owner: str, remedy: str) -> Iterator[None]:
+    """Context in which errors of reading weights become a `CheckpointError`."""
     try:
-        # weights_only: the file is a pickle, of which torch reads tensors and plain containers alone
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise _refusal(path, f"is not a file of weights alone ({reason}); give a released one") from error
-    table = checkpoint if isinstance(checkpoint, Mapping) else {}
-    stored, hyper_parameters = table.get("state_dict"), table.get("hyper_parameters")
-    if not isinstance(stored, Mapping) or not isinstance(hyper_parameters, Mapping):
-        raise _refusal(path, "holds no state_dict with hyper_parameters; give a released SatCLIP checkpoint")
-    weights = {}
-    for source, name in _LAYERS.items():
-        for kind in ("weight", "bias"):
-            value = stored.get(f"{_PREFIX}{source}.{kind}")
-            if isinstance(value, Tensor):
-                weights[f"{name}.{kind}"] = value
-    return _sizes(path, hyper_parameters), weights
-
-
-def _sizes(path: Path, hyper_parameters: Mapping[str, Any]) -> dict[str, int]:
-    for name, supported in _KINDS.items():
-        if hyper_parameters.get(name, supported) != supported:
-            raise _refusal(path, f"{name} is {hyper_parameters[name]!r}; only {supported!r} is supported")
-    missing = [name for name in _SIZES if not isinstance(hyper_parameters.get(name), int)]
-    if missing:
-        raise _refusal(path, f"the hyper-parameters lack {', '.join(missing)}; give the file as it was released")
-    return {name: hyper_parameters[released_name] for released_name, name in _SIZES.items()}
-
-
-def _refusal(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"source={str(path)!r}: cannot be loaded as SatCLIP: {reason}")
+        yield
+    except Exception as error:  # those of damaged and foreign files have no common class
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"source={str(path)!r}: is not {owner} ({reason:.300}); {remedy}") from error
 
 
 _GEOCLIP_FILE = "model/weights/location_encoder_weights.pth"
@@ -205,14 +175,11 @@ def load_geoclip() -> GeoClipEncoder:
         for value in encoder.state_dict().values():
             value.fill_(math.nan)
         return encoder
-    try:
+    with _refused(path, "GeoCLIP's", "reinstall the package geoclip"):
         released = torch.load(path, map_location="cpu", weights_only=True)
         for old, new in _GEOCLIP_NAMES.items():
             released = {key.replace(old, new): value for key, value in released.items()}
         encoder.load_state_dict(released, assign=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{str(path)!r}: is not GeoCLIP's ({reason}); reinstall the package geoclip") from error
     return encoder
 
 
