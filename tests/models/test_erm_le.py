@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 import timm
 import torch
 from timm.models import save_for_hf
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.errors import CheckpointError
 
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 4}
 PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [float("nan"), 0.0]])
@@ -26,40 +24,22 @@ def test_the_location_joins_the_feature_before_two_layers() -> None:
         assert not torch.equal(model(images)[0], model(images, PLACES)[0])
 
 
-def test_every_parameter_learns_with_and_without_places() -> None:
-    for places in (PLACES, None):
-        model = timm.create_model("erm_le_tiny_patch16", **SIZES).train()
-        model(torch.randn(3, 3, 16, 16), places).sum().backward()
-        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
-
 def test_it_starts_from_the_dense_weights_and_comes_back_from_its_own(tmp_path: Path) -> None:
     dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
+    torch.nn.init.normal_(dense.norm.weight)
     weights = {"state_dict": dense.state_dict(), "num_classes": 4}
     model = timm.create_model(
         "erm_le_tiny_patch16", pretrained=True, pretrained_cfg_overlay=weights, metadata_drop=0.1, **SIZES
     ).eval()
     for name, value in dense.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
+    pooled = {"global_pool": "avg", "pretrained": True, "pretrained_cfg_overlay": weights}
+    assert torch.equal(timm.create_model("erm_le_tiny_patch16", **pooled, **SIZES).fc_norm.weight, dense.norm.weight)
     save_for_hf(model, str(tmp_path), safe_serialization=True)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(again(images, PLACES), model(images, PLACES))
-
-
-def test_average_pooling_keeps_the_final_norm_and_misfits_are_listed() -> None:
-    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
-    torch.nn.init.normal_(dense.norm.weight)
-    overlay = {"state_dict": dense.state_dict(), "num_classes": 4}
-    options = {"pretrained": True, "pretrained_cfg_overlay": overlay, **SIZES}
-    pooled = timm.create_model("erm_le_tiny_patch16", global_pool="avg", **options)
-    assert torch.equal(pooled.fc_norm.weight, dense.norm.weight)
-    with pytest.raises(CheckpointError, match=r"of another shape .*blocks\.0\.mlp\.fc1\.weight"):
-        timm.create_model("erm_le_tiny_patch16", **{**options, "mlp_ratio": 2.0, "num_classes": 7})
-    weights = {key: value for key, value in dense.state_dict().items() if not key.startswith("blocks.1.mlp")}
-    with pytest.raises(CheckpointError, match=r"missing from the checkpoint .*blocks\.1\.mlp\.fc1\.weight"):
-        timm.create_model("erm_le_tiny_patch16", **{**options, "pretrained_cfg_overlay": {"state_dict": weights}})
 
 
 @torch.no_grad()

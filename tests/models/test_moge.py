@@ -1,8 +1,9 @@
-"""MoGE models: predictions with metadata, without, and in each expert mode; refused metadata.
+"""MoGE models: predictions with metadata, without, beyond the training coordinates, and in each expert mode.
 
 The reference recomputes the mixture layers image by image from the weights, in float64.
 """
 
+import itertools
 import json
 import math
 
@@ -10,28 +11,19 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from torch import nn
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
+from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomize, upcycled
 from timm_moe_dg.errors import CheckpointError, MetadataError
 from timm_moe_dg.losses import moge_losses
-from timm_moe_dg.models.building import upcycle_filter_fn
-from timm_moe_dg.networks.build import save_network
+from timm_moe_dg.networks.build import data_config, save_network
+from timm_moe_dg.networks.trained import load_trained
 
-COORDINATES, IDS = BY_NAME["moge_tiny"], BY_NAME["moge_small_patch32_384"]
+COORDINATES = BY_NAME["moge_tiny"]
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 5}
 PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [100.0, -20.0], [0.0, 0.0], [179.0, 80.0]])
-
-
-def built(encoder: str) -> nn.Module:
-    """A model whose experts differ enough to matter."""
-    torch.manual_seed(0)
-    model = timm.create_model("moge_tiny", metadata_encoder=encoder, num_locations=9, **SIZES).eval()
-    for name, parameter in model.named_parameters():
-        if ".experts." in name:
-            parameter.data.mul_(20)
-    return model
 
 
 def feed_forward(x, fc1_weight, fc1_bias, fc2_weight, fc2_bias):
@@ -165,30 +157,7 @@ def test_a_given_encoder_takes_other_metadata():
     assert not torch.equal(logits[1], model(images)[1])
 
 
-@pytest.mark.parametrize(
-    ("case", "metadata", "message"),
-    [
-        (COORDINATES, torch.tensor([[45.0, 120.0]] * 3), r"latitude=120\.0.*are longitude and latitude swapped\?"),
-        (COORDINATES, torch.tensor([[0.0, 1.0], [math.nan, 2.0], [3.0, 95.0]]), r"latitude=95"),
-        (COORDINATES, torch.tensor([[math.inf, 10.0]] * 3), r"longitude=.*-180\.\.180"),
-        (COORDINATES, torch.zeros(2, 2), r"metadata shape=\(2, 2\).*one row per image, 3"),
-        (COORDINATES, torch.tensor(1.0), r"metadata shape=\(\)"),
-        (IDS, torch.tensor([0, 1, 323]), r"location id=323.*0 to 322.*-1 for an unknown location.*num_locations"),
-        (IDS, torch.tensor([0, 1]), r"metadata shape=\(2,\).*one row per image, 3"),
-    ],
-)
-def test_wrong_metadata_is_refused(case, metadata, message):
-    model = case.small().eval()
-    for method in (model.forward, model.forward_features, model.forward_intermediates):
-        with pytest.raises(MetadataError, match=message):
-            method(case.images(), metadata=metadata)
-
-
-def test_encoders_by_name_and_their_errors():
-    with pytest.raises(MetadataError, match=r"metadata_encoder='gps'.*sincos.*satclip"):
-        timm.create_model("moge_tiny", metadata_encoder="gps", **SIZES)
-    with pytest.raises(MetadataError, match=r"metadata_features=None: give"):
-        timm.create_model("moge_tiny", metadata_encoder=nn.ReLU(), **SIZES)
+def test_options_of_the_encoder():
     model = timm.create_model("moge_tiny", metadata_drop=0.25, metadata_features=32, **SIZES)
     assert model.metadata_encoder.encoder.drop.p == 0.25
     assert model.metadata_encoder.out_features == 32
@@ -204,19 +173,188 @@ def test_the_bounds_of_coordinates_and_an_empty_batch_are_valid():
 
 def test_a_model_without_shared_experts_is_saved_trained_and_upcycled_as_such(tmp_path):
     model = timm.create_model("moge_tiny", shared_expert=False, router_noise=0.0, metadata_drop=0.0, **SIZES)
-    save_network(model, tmp_path, "abcde", {"input_size": (3, 16, 16)})
-    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["shared_expert"] is False
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    images = torch.randn(5, 3, 16, 16)
-    expected = model.eval()(images, PLACES)
-    torch.testing.assert_close(again(images, PLACES), expected)
-    with pytest.raises(MetadataError, match=r"metadata of samples=\[2\]"):
-        model(images, PLACES.index_fill(0, torch.tensor([2]), math.nan))
-
-    model.train()(images, PLACES).sum().backward()
-    assert "supcon_loss" not in moge_losses(model, torch.arange(5))  # a loss of the shared expert
-
-    dense = timm.create_model("deit_tiny_patch16_224", **SIZES)
-    upcycle_filter_fn(dense.state_dict(), model)  # would name missing weights
+    assert saved(model, tmp_path)["shared_expert"] is False
+    again, places = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval(), PLACES[:3]
+    torch.testing.assert_close(again(images(), places), model.eval()(images(), places))
+    with pytest.raises(MetadataError, match=r"^metadata of samples=\[2\]"):
+        model(images(), places.index_fill(0, torch.tensor([2]), math.nan))
+    model.train()(images(), places).sum().backward()
+    assert "supcon_loss" not in moge_losses(model, torch.arange(3))  # a loss of the shared expert
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES).state_dict()
+    timm.create_model("moge_tiny", shared_expert=False, **SIZES, **overlay(dense, 5))  # would name missing weights
+    whole = timm.create_model("moge_tiny", **SIZES).state_dict()
     with pytest.raises(CheckpointError, match="not in the model"):
-        upcycle_filter_fn(timm.create_model("moge_tiny", **SIZES).state_dict(), model)
+        timm.create_model("moge_tiny", shared_expert=False, **SIZES, **overlay(whole, 5))
+
+
+# Beyond the training coordinates
+
+NEAR = torch.tensor([[10.0, 50.0], [12.0, 51.0], [-120.0, 30.0]])
+FAR = torch.tensor([[134.0, -26.0], [-60.0, -80.0], [179.0, 0.0]])
+MIXED = torch.cat([NEAR[:2], FAR[:1]])
+RADIUS = 300.0
+
+
+def built() -> nn.Module:
+    """A model whose experts differ enough to matter."""
+    torch.manual_seed(0)
+    model = timm.create_model("moge_tiny", **SIZES).eval()
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.data.mul_(20)
+    return model
+
+
+def indexed(radius: float | None = RADIUS) -> nn.Module:
+    """A model that was trained near `NEAR`."""
+    model = built()
+    model.set_coverage(NEAR)
+    model.set_coverage_radius(radius)
+    return model
+
+
+def images(number: int = 3) -> Tensor:
+    return torch.randn(number, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def saved(model: nn.Module, folder) -> dict[str, object]:
+    save_network(model, folder, [str(index) for index in range(5)], data_config(model))
+    return json.loads((folder / "config.json").read_text())["model_args"]
+
+
+@torch.no_grad()
+def test_within_the_radius_nothing_changes_and_far_outside_the_shared_path_answers():
+    plain, model = built(), indexed()
+    assert torch.equal(model(images(), NEAR), plain(images(), NEAR))
+    assert torch.equal(model(images(), FAR), plain(images()))
+    assert (plain(images(), FAR) - plain(images())).abs().amax(1).min() > 1e-3
+    places = torch.cat([NEAR[:1], FAR[:1], torch.full((1, 2), math.nan)])
+    mixed = model(images(), places)
+    torch.testing.assert_close(mixed[:1], plain(images(), NEAR[:1].expand(3, 2))[:1])
+    torch.testing.assert_close(mixed[1:], plain(images())[1:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("radius", [None, math.inf])
+def test_without_a_radius_an_index_changes_nothing(radius):
+    assert torch.equal(indexed(radius)(images(), MIXED), built()(images(), MIXED))
+
+
+def test_training_is_routed_everywhere():
+    model = indexed(0.0).train()
+    model(images(), FAR)
+    routings = [block.mlp.routing for block in model.blocks if block.routed]
+    assert routings
+    assert all(routing.routed.all() for routing in routings)
+
+
+@torch.no_grad()
+def test_half_precision_falls_back_at_the_same_places():
+    model = indexed().bfloat16()
+    mixed = model(images().bfloat16(), MIXED)
+    assert torch.equal(mixed[2:], model(images().bfloat16())[2:])
+    assert not torch.equal(mixed[:2], model(images().bfloat16())[:2])
+
+
+@torch.no_grad()
+def test_a_saved_folder_keeps_index_and_radius_and_another_radius_overrides(tmp_path):
+    model, places = indexed(), MIXED
+    args = saved(model, tmp_path)
+    assert (args["coverage_points"], args["coverage_radius"]) == (3, RADIUS)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert torch.equal(again.metadata_encoder.coverage.points, model.metadata_encoder.coverage.points)
+    assert torch.equal(again(images(), places), model(images(), places))
+    routed = built()(images(), places)
+    for other in (
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True, coverage_radius=1e5).eval(),
+        load_trained(f"local-dir:{tmp_path}", coverage_radius=math.inf),
+    ):
+        assert torch.equal(other(images(), places), routed)
+    assert saved(load_trained(f"local-dir:{tmp_path}", coverage_radius=math.inf), tmp_path)["coverage_radius"] is None
+
+
+def test_a_folder_without_an_index_takes_no_radius(tmp_path):
+    saved(built(), tmp_path)
+    with pytest.raises(MetadataError, match=r"^coverage_radius=300\.0"):
+        load_trained(f"local-dir:{tmp_path}", coverage_radius=RADIUS)
+    with pytest.raises(CheckpointError, match=r"missing from the checkpoint \(1\): metadata_encoder.coverage.points"):
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True, coverage_points=3)
+
+
+@torch.no_grad()
+def test_an_index_does_not_hinder_starting_a_model_without_one(tmp_path):
+    model = indexed()
+    saved(model, tmp_path)
+    weights = {"file": str(tmp_path / "model.safetensors"), "source": "", "num_classes": 5}
+    start = timm.create_model("moge_tiny", pretrained=True, pretrained_cfg_overlay=weights, **SIZES).eval()
+    assert start.metadata_encoder.coverage is None
+    assert torch.equal(start(images(), FAR), built()(images(), FAR))
+
+
+# Features, in timm's forms
+
+
+def assert_equal_results(one, other, **tolerance) -> None:
+    """Compares nested results of forward_intermediates, structure and values."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, **(tolerance or {"rtol": 0, "atol": 0}))
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_results(one[key], other[key], **tolerance)
+    else:
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal_results(a, b, **tolerance)
+
+
+@pytest.fixture(scope="module")
+def shared_and_dense():
+    """MoGE in shared mode and the dense model whose feed-forwards are its shared experts."""
+    torch.manual_seed(0)
+    dense = randomize(COORDINATES.small_dense(reg_tokens=2)).eval()
+    model = randomize(upcycled(COORDINATES, dense, reg_tokens=2)).eval()
+    weights = {key.replace(".mlp.shared.", ".mlp."): value for key, value in model.state_dict().items()}
+    dense.load_state_dict({key: weights[key] for key in dense.state_dict()})
+    assert type(dense) is VisionTransformer
+    return model, dense
+
+
+COMBINATIONS = [
+    dict(zip(["return_prefix_tokens", "norm", "stop_early", "intermediates_only", "output_dict"], flags, strict=True))
+    for flags in itertools.product([False, True], repeat=5)
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("output_fmt", ["NCHW", "NLC"])
+@pytest.mark.parametrize("indices", [None, 2, [0, -2]], ids=["all", "last two", "first and third"])
+def test_moge_forward_intermediates_is_timms_in_every_combination_of_arguments(shared_and_dense, indices, output_fmt):
+    model, dense = shared_and_dense
+    images = torch.randn(2, 3, 32, 32)
+    for combination in COMBINATIONS:
+        arguments = {"indices": indices, "output_fmt": output_fmt, **combination}
+        ours, theirs = (one.forward_intermediates(images, **arguments) for one in (model, dense))
+        assert_equal_results(ours, theirs, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_moge_forward_intermediates_without_prefix_tokens_is_timms():
+    options = {"class_token": False, "global_pool": "avg"}
+    dense = randomize(COORDINATES.small_dense(**options)).eval()
+    model, images = upcycled(COORDINATES, dense, **options).eval(), COORDINATES.images()
+    for combination in COMBINATIONS:
+        ours, theirs = (one.forward_intermediates(images, **combination) for one in (model, dense))
+        assert_equal_results(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_moge_get_intermediate_layers_is_timms(shared_and_dense):
+    model, dense = shared_and_dense
+    for arguments in ({}, {"n": 2, "norm": True}, {"n": [1, 3], "reshape": True, "return_prefix_tokens": True}):
+        ours, theirs = (one.get_intermediate_layers(torch.ones(2, 3, 32, 32), **arguments) for one in (model, dense))
+        assert_equal_results(ours, theirs, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"^output_fmt='NHWC'"):
+        model.forward_intermediates(torch.ones(2, 3, 32, 32), output_fmt="NHWC")
+    with pytest.raises(ValueError, match="without an attention mask"):
+        model.get_intermediate_layers(torch.ones(2, 3, 32, 32), attn_mask=torch.ones(5, 5))

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import timm
-import torch
 from timm.data import resolve_model_data_config
 
-from tests.models.cases import BY_NAME, CASES
+from tests.models.cases import BY_NAME, CASES, mixture_layers
 from timm_moe_dg import models
 from timm_moe_dg.layers import GeoMixtureOptions, MixtureOptions
+from timm_moe_dg.models.gmoe import resolve_moe_layers
 
 MODULES = {
     "gmoe": {f"gmoe_{size}_patch16" for size in ("tiny", "small", "base")} | {"sfmoe_small", "hybrid_sfmoe_r26_s16"},
@@ -50,6 +50,24 @@ def test_preprocessing_and_image_size_are_those_of_the_dense_model(registered):
     assert mixture.patch_embed.img_size == (registered.img_size, registered.img_size)
 
 
+@pytest.mark.parametrize(
+    ("moe_layers", "expected"),
+    [
+        ("last_two", (8, 10)),
+        ("every_two", (0, 2, 4, 6, 8, 10)),
+        ("FFFFFFFFSFSF", (8, 10)),
+        ([5, 11], (5, 11)),
+        ((11, 5, 5), (5, 11)),
+        (range(3), (0, 1, 2)),
+    ],
+)
+def test_forms_of_moe_layers(moe_layers, expected):
+    assert resolve_moe_layers(moe_layers, 12) == expected
+    assert list(mixture_layers(BY_NAME["moge_tiny"].build(moe_layers=moe_layers, device="meta"))) == [
+        f"blocks.{index}.mlp" for index in expected
+    ]
+
+
 def test_help_leads_from_a_model_to_its_options():
     for name, cls in {"moge_tiny": "GeoMoeVisionTransformer", "gmoe_tiny_patch16": "MoeVisionTransformer"}.items():
         assert cls in timm.model_entrypoint(name).__doc__
@@ -81,9 +99,3 @@ def test_expert_options_are_frozen_per_name():
         "moge_tiny": ([8, 10], "MetadataRouter", 6, 3, 0.0),
         "moge_small_patch32_384": ([8, 10], "MetadataRouter", 6, 3, 0.0),
     }
-
-
-def test_no_stochastic_depth_unless_asked_for():
-    assert not any(hasattr(block.drop_path2, "drop_prob") for block in BY_NAME["gmoe_tiny_patch16"].small().blocks)
-    dropping = BY_NAME["gmoe_tiny_patch16"].small(drop_path_rate=0.1)
-    torch.testing.assert_close(dropping.blocks[-1].drop_path2.drop_prob, 0.1)

@@ -1,4 +1,4 @@
-"""Classifiers made of text embeddings: what they compute, how they are saved, and the files that are refused."""
+"""Classifiers made of text embeddings: what they compute, and how they are saved."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,6 @@ from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.layers.heads import TextHead
 from timm_moe_dg.models.text_head import use_text_head
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.export import record_program
 from timm_moe_dg.protocols.options import RunOptions
 
 CLASSES = ["a", "b", "c"]
@@ -92,14 +91,6 @@ def test_a_network_with_a_text_head_can_be_upcycled(tmp_path):
     assert torch.equal(timm.create_model(source, pretrained=True).eval()(IMAGES), network(IMAGES))
 
 
-@pytest.mark.slow
-def test_a_text_head_is_exported(tmp_path):
-    network = timm.create_model("gmoe", backbone=CLIP, num_experts=3, **SMALL).eval()
-    use_text_head(network, text_file(tmp_path / "texts.safetensors"), CLASSES)
-    program = record_program(network, (IMAGES,)).module()
-    torch.testing.assert_close(program(IMAGES), network(IMAGES), rtol=0, atol=1e-4)
-
-
 def test_the_length_of_the_classifier_s_input_counts(tmp_path):
     network = timm.create_model("mobilenetv3_small_100", num_classes=0).eval()
     use_text_head(network, text_file(tmp_path / "texts.safetensors", width=1024), CLASSES)
@@ -119,40 +110,6 @@ def test_the_scale_of_the_file_is_used(tmp_path):
     network = timm.create_model(CLIP, **SMALL)
     use_text_head(network, path, CLASSES)
     assert network.head.logit_scale == 2
-
-
-@pytest.mark.parametrize(
-    ("classes", "width", "message"),
-    [
-        (["a", "b"], WIDTH, r"its classes are \['a', 'b'\], and the data's are \['a', 'b', 'c'\]"),
-        (["b", "a", "c"], WIDTH, r"its classes are \['b', 'a', 'c'\], and the data's .* in this order"),
-        (CLASSES, 64, "its embeddings have length 64, and the network's 512; take both towers of one model"),
-    ],
-)
-def test_texts_of_other_classes_order_or_length_are_refused(classes, width, message, tmp_path):
-    network = timm.create_model(CLIP, **SMALL)
-    path = text_file(tmp_path / "texts.safetensors", classes, width)
-    with pytest.raises(ArgumentError, match=f"head='text:{path}': {message}"):
-        use_text_head(network, path, CLASSES)
-
-
-def test_files_without_texts_and_networks_without_a_classifier_are_refused(tmp_path):
-    network, path = timm.create_model(CLIP, **SMALL), tmp_path / "file"
-    remedy = r"cannot be read as text embeddings \(.*\); make the file with examples/text_head.py"
-    with pytest.raises(ArgumentError, match=remedy):
-        use_text_head(network, path, CLASSES)
-    path.write_bytes(b"text")
-    with pytest.raises(ArgumentError, match=remedy):
-        use_text_head(network, path, CLASSES)
-    save_file({"other": torch.ones(3, WIDTH)}, path, {"classes": json.dumps(CLASSES)})
-    with pytest.raises(ArgumentError, match=remedy):
-        use_text_head(network, path, CLASSES)
-    save_file({"weight": torch.ones(3, WIDTH)}, path)
-    with pytest.raises(ArgumentError, match="its classes are None"):
-        use_text_head(network, path, CLASSES)
-    two = timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)
-    with pytest.raises(ArgumentError, match="has no single classifier"):
-        use_text_head(two, text_file(path), CLASSES)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import copy
 import io
 
 import pytest
+import timm
 import torch
 from timm.utils import ModelEmaV3
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, Case, mixture_layers, randomize
+from tests.models.cases import BY_NAME, SMALL, Case, mixture_layers, randomize
 
 COEFFICIENT = 0.01
 
@@ -29,23 +30,31 @@ def gradients(case: Case, inputs: tuple[torch.Tensor, ...], checkpointing: bool,
     return {"loss": loss.detach()} | {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+def without_gradient(model: torch.nn.Module) -> list[str]:
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    return [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
 def test_every_parameter_gets_a_gradient_from_two_images(case):
     model = case.small().train()
     loss_of(model, case.inputs(2)).backward()
-    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert not missing
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert without_gradient(model) == []
 
 
+# Without metadata, routers and encoders must still have gradients, if only zeros, for distributed training
 @pytest.mark.parametrize("with_metadata", [True, False], ids=["metadata", "images alone"])
-def test_every_parameter_of_moge_gets_a_gradient_from_the_task_alone(moge, with_metadata):
-    # Without metadata, routers and encoder must still have gradients, if only zeros, for distributed training
-    model = randomize(moge.small()).train()
-    inputs = moge.inputs(2) if with_metadata else (moge.images(2),)
-    model(*inputs).sum().backward()
-    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    routed = [name for name, parameter in model.named_parameters() if ".experts." in name and parameter.grad.any()]
-    assert bool(routed) == with_metadata
+@pytest.mark.parametrize("name", ["moge_tiny", "moge_small_patch32_384", "erm_le_tiny_patch16", "d3g_tiny_patch16"])
+def test_every_parameter_of_networks_that_read_metadata_gets_a_gradient_from_the_task_alone(name, with_metadata):
+    case = BY_NAME[name if name.startswith("moge") else "moge_tiny"]
+    model = randomize(timm.create_model(name, **SMALL, img_size=case.small_size)).train()
+    if name.startswith("d3g"):
+        model.set_domains(list(torch.tensor([[[10.0, 20.0]], [[0.0, 0.0]], [[5.0, 5.0]], [[9.0, 9.0]], [[7.0, 1.0]]])))
+    logits = model(*case.inputs(2)) if with_metadata else model(case.images(2))
+    other = model.other_logits.sum() if name.startswith("d3g") else 0.0
+    (logits.sum() + other).backward()
+    assert without_gradient(model) == []
+    routed = [key for key, parameter in model.named_parameters() if ".experts." in key and parameter.grad.any()]
+    assert bool(routed) == (with_metadata and name.startswith("moge"))
 
 
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "sfmoe_small"])

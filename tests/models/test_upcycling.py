@@ -5,6 +5,8 @@ import json
 import pickle
 import warnings
 from collections import OrderedDict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,19 +15,18 @@ from safetensors.torch import save_file
 from timm.layers import Mlp
 from timm.models import save_for_hf
 from timm.models._features import FeatureGetterNet
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
-from torch import nn
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
 
 import timm_moe_dg
 from tests.models.backbones import BACKBONES, Backbone
 from tests.models.cases import mixture_layers, overlay, randomize
-from timm_moe_dg.errors import ArgumentError, CheckpointError, MoeLayersError, OptionError, RouterError
+from timm_moe_dg.errors import MoeLayersError, RouterError
 from timm_moe_dg.models import upcycling
-from timm_moe_dg.models.upcycling import find_feed_forwards, refused_feed_forwards
+from timm_moe_dg.models.moge import GeoMoeVisionTransformer
+from timm_moe_dg.models.upcycling import find_feed_forwards, upcycle_with_metadata
 
 VIT = BACKBONES["Mlp"]
-
-
 LARGE = ("Mlp of channels", "NormMlp", "StarReLU")  # those that cannot be built small
 
 
@@ -35,38 +36,50 @@ def backbone(request) -> Backbone:
     return BACKBONES[request.param]
 
 
-@pytest.fixture(scope="module")
-def mixtures():
-    """The mixture on each backbone with experts that differ, built once; tests leave it as it is."""
-    built = {}
+def loaded(model: nn.Module, folder: Path) -> nn.Module:
+    """A model's folder, loaded by timm."""
+    save_for_hf(model, folder, safe_serialization=True)
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
 
-    def build(backbone: Backbone) -> nn.Module:
-        if backbone.name not in built:
-            built[backbone.name] = randomize(backbone.mixture(), std=0.02).eval()
-        return built[backbone.name]
 
-    return build
+def rates(model: nn.Module) -> dict[str, tuple[float, float]]:
+    """Parameter name -> timm's layer-wise learning rate and weight decay."""
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(one)]: (group["lr_scale"], group["weight_decay"]) for group in groups for one in group["params"]}
 
 
 @torch.no_grad()
 def test_an_upcycled_network_computes_what_the_dense_one_does(backbone):
     dense = randomize(backbone.dense(), std=0.02).eval()
-    expected = dense(backbone.images())
+    expected, weights = dense(backbone.images()), copy.deepcopy(dense.state_dict())
     assert len(find_feed_forwards(dense)) == backbone.count
     mixture = timm_moe_dg.upcycle(dense, "every_two", num_experts=3)
     assert mixture is dense
-    layers = mixture_layers(mixture)
-    assert len(layers) == (backbone.count + 1) // 2
-    torch.testing.assert_close(mixture(backbone.images()), expected, rtol=0, atol=1e-5)
-    for layer in layers.values():
-        layer.fc2.weight.mul_(10)
-    assert (mixture(backbone.images()) - expected).abs().max() > 1e-4
+    built = backbone.mixture(**overlay(weights, num_classes=4)).eval()
+    assert "state_dict" not in built.pretrained_cfg
+    for network in (mixture, built):
+        layers = mixture_layers(network)
+        assert len(layers) == (backbone.count + 1) // 2
+        torch.testing.assert_close(network(backbone.images()), expected, rtol=0, atol=1e-5)
+        for layer in layers.values():
+            layer.fc2.weight.mul_(10)
+        assert (network(backbone.images()) - expected).abs().max() > 1e-4
 
 
-@torch.no_grad()
-def test_a_saved_mixture_comes_back_from_its_folder_alone(backbone, mixtures, tmp_path):
-    mixture = mixtures(backbone)
-    save_for_hf(mixture, tmp_path, safe_serialization=True)
+def test_it_is_trained_and_comes_back_from_its_folder_alone(backbone, tmp_path):
+    mixture = randomize(backbone.mixture(), std=0.02).train()
+    loss = mixture(backbone.images()).square().mean() + timm_moe_dg.auxiliary_loss(mixture)
+    loss.backward()
+    assert not [name for name, parameter in mixture.named_parameters() if parameter.grad is None]
+    scales = rates(mixture)
+    for name in mixture_layers(mixture):
+        block = name.rpartition(".")[0]
+        beside = {scales[one][0] for one in scales if one.startswith(block) and not one.startswith(name)}
+        assert {scales[one][0] for one in scales if one.startswith(f"{name}.")} <= beside
+        assert scales[f"{name}.experts.fc2.weight"][1] == 0.05
+        assert all(scales[one][1] == 0 for one in scales if one.startswith(name) and one.endswith(("bias", "codes")))
+    again = loaded(mixture.eval(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     dense = timm.get_pretrained_cfg(backbone.name)
     assert config["architecture"] == "gmoe"
@@ -74,63 +87,24 @@ def test_a_saved_mixture_comes_back_from_its_folder_alone(backbone, mixtures, tm
     assert config["model_args"]["moe_layers"] == list(range(0, backbone.count, 2))
     assert config["model_args"]["top_k"] == 2
     assert tuple(config["pretrained_cfg"]["mean"]) == tuple(dense.mean)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in mixture.state_dict().items())
-    assert torch.equal(again(backbone.images()), mixture(backbone.images()))
-
-
-def test_every_parameter_gets_a_gradient(backbone, mixtures):
-    mixture = copy.deepcopy(mixtures(backbone)).train()
-    loss = mixture(backbone.images()).square().mean() + timm_moe_dg.auxiliary_loss(mixture)
-    loss.backward()
-    assert not [name for name, parameter in mixture.named_parameters() if parameter.grad is None]
-
-
-@torch.no_grad()
-def test_copies_and_pickles_work_and_name_their_own_parameters(backbone, mixtures):
-    mixture = mixtures(backbone)
-    exempt = mixture.no_weight_decay()
-    names = set(dict(mixture.named_parameters()))
-    assert {name for name in names if name.endswith((".experts.fc2.bias", ".router.codes"))} <= exempt
-    for twin in (copy.deepcopy(mixture), pickle.loads(pickle.dumps(mixture))):
-        assert torch.equal(twin(backbone.images()), mixture(backbone.images()))
-        assert twin.no_weight_decay() == exempt
-        assert twin.no_weight_decay.args[0] is twin
-
-
-def test_experts_take_their_blocks_learning_rate_and_their_biases_no_decay(backbone, mixtures):
-    mixture = mixtures(backbone)
-    groups = param_groups_layer_decay(mixture, 0.05, mixture.no_weight_decay(), layer_decay=0.5)
-    names = {id(parameter): name for name, parameter in mixture.named_parameters()}
-    scale = {names[id(one)]: (group["lr_scale"], group["weight_decay"]) for group in groups for one in group["params"]}
-    for name in mixture_layers(mixture):
-        block = name.rpartition(".")[0]
-        beside = {scale[one][0] for one in scale if one.startswith(block) and not one.startswith(name)}
-        assert {scale[one][0] for one in scale if one.startswith(f"{name}.")} <= beside
-        assert scale[f"{name}.experts.fc2.weight"][1] == 0.05
-        assert all(scale[one][1] == 0 for one in scale if one.startswith(name) and one.endswith(("fc2.bias", "codes")))
-    groups = param_groups_weight_decay(mixture, 0.05, no_weight_decay_list=mixture.no_weight_decay())
-    decayed = {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
-    assert any("experts.fc1.weight" in name for name in decayed)
-    assert not any("experts.fc1.bias" in name or "codes" in name for name in decayed)
+    with torch.no_grad():
+        assert torch.equal(again(backbone.images()), mixture(backbone.images()))
+        for twin in (copy.deepcopy(mixture), pickle.loads(pickle.dumps(mixture))):
+            assert torch.equal(twin(backbone.images()), mixture(backbone.images()))
+            assert twin.no_weight_decay() == mixture.no_weight_decay()
+            assert twin.no_weight_decay.args[0] is twin
 
 
 @pytest.mark.parametrize("name", ["poolformer_s12", "pit_ti_224", "csatv2"])
 def test_networks_without_layer_groups_keep_those_that_timm_counts(name):
-    scales = []
     with torch.device("meta"):
-        networks = timm.create_model(name), timm_moe_dg.upcycle(timm.create_model(name), "every_two")
-    for network in networks:
-        names = {id(parameter): name for name, parameter in network.named_parameters()}
-        groups = param_groups_layer_decay(network, layer_decay=0.5)
-        scales.append({names[id(one)]: group["lr_scale"] for group in groups for one in group["params"]})
-    dense, mixture = scales
-    assert {key: mixture[key] for key in dense.keys() & mixture.keys()} == {
-        key: dense[key] for key in dense.keys() & mixture.keys()
-    }
-    for key in mixture.keys() - dense.keys():  # experts and routers
-        block = key.partition(".mlp.")[0]
-        assert mixture[key] in {dense[other] for other in dense if other.startswith(f"{block}.mlp.")}
+        network, mixture = timm.create_model(name), timm_moe_dg.upcycle(timm.create_model(name), "every_two")
+    network.no_weight_decay = set
+    dense, scales = ({key: rate for key, (rate, _) in rates(model).items()} for model in (network, mixture))
+    for key, scale in scales.items():
+        block = key.partition(".mlp.")[0]  # of experts and routers
+        beside = {dense[other] for other in dense if other.startswith(f"{block}.mlp.")}
+        assert scale == dense[key] if key in dense else scale in beside
 
 
 @torch.no_grad()
@@ -150,24 +124,43 @@ def test_feature_maps_are_the_backbones(backbone):
 @torch.no_grad()
 def test_feature_maps_with_channels_last_have_the_values_of_the_others():
     swin = BACKBONES["Mlp of windows"]
-    last = randomize(swin.mixture(features_only=True)).eval()
+    last = randomize(swin.mixture(features_only=True, feature_cls="getter")).eval()
     first = swin.mixture(features_only=True, output_fmt="NCHW").eval()
     first.load_state_dict(last.state_dict())
     for one, other in zip(last(swin.images()), first(swin.images()), strict=True):
         assert torch.equal(one.movedim(-1, 1), other)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "backend"), [("Mlp", "aot_eager"), ("GluMlp", "inductor"), ("Mlp, 1x1 convolutions", "aot_eager")]
+)
+def test_exported_and_compiled_programs_compute_and_train_as_eager_mode_does(form, backend):
+    # aot_eager takes the same two graphs as inductor, without half a minute of a compiler's work
+    options = {"moe_layers": [0], "expert_drop": 0.0, "router_noise": 0.0}
+    eager, images = randomize(BACKBONES[form].mixture(**options)).eval(), BACKBONES[form].images()
+    torch.testing.assert_close(torch.export.export(eager, (images,)).module()(images), eager(images))
+    compiled = copy.deepcopy(eager.train())
+    torch._dynamo.reset()
+    for model, answer in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True, backend=backend))):
+        answer(images).square().mean().backward()
+        model.found = answer(images).detach()
+    torch.testing.assert_close(compiled.found, eager.found, rtol=1e-5, atol=1e-5)
+    for (name, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-5 * max(1, theirs.grad.abs().max()), name
+
+
 # Padding
 
 
-def naflex(**options):
+def naflex(**options: Any) -> nn.Module:
     size = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": [0, 1], "num_experts": 3}
     still = {"capacity_factor": 0.7, "router_noise": 0.0, "expert_drop": 0.0, "num_classes": 4}
     torch.manual_seed(0)
     return randomize(timm.create_model("gmoe", backbone="naflexvit_base_patch16_gap", **size, **still, **options))
 
 
-def naflex_batch(length):
+def naflex_batch(length: int) -> dict[str, Tensor]:
     """Two images of 6 and 9 patches, padded to a length."""
     generator = torch.Generator().manual_seed(0)
     patches, valid = torch.zeros(2, length, 48), torch.zeros(2, length, dtype=torch.bool)
@@ -192,11 +185,12 @@ def test_padding_of_naflex_batches_is_neither_routed_nor_counted(options, checkp
         routings = [layer.routing for layer in mixture_layers(model).values()]
         counts = [int(routing.dropped.sum()) for routing in routings]
         (logits.square().sum() + loss).backward()
-        results.append((logits, loss, [parameter.grad for parameter in model.parameters()]))
-        results[-1] += (torch.tensor(counts),)
+        results.append((logits, loss, [parameter.grad for parameter in model.parameters()], torch.tensor(counts)))
         assert [int(routing.routed.sum()) for routing in routings] == [15 + 2 * model.num_prefix_tokens] * 2
     assert results[0][-1].gt(0).all()
     torch.testing.assert_close(*results)
+    model(torch.randn(2, 3, 8, 8))  # images of one size have no padding
+    assert all(layer.routing.routed is None for layer in mixture_layers(model).values())
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (1, 6), (2, 1, 6, 6), (2, 2, 6, 6), (2, 1, 1, 6), (1, 1, 6, 6)])
@@ -211,52 +205,7 @@ def test_padding_is_told_by_masks_of_every_form(shape, boolean):
     assert layer.routing.routed.view(2, 6).tolist() == [[True] * 4 + [False] * 2] * 2
 
 
-def test_images_of_one_size_have_no_padding():
-    model = naflex().train()
-    model(naflex_batch(9))
-    model(torch.randn(2, 3, 8, 8))
-    assert all(layer.routing.routed is None for layer in mixture_layers(model).values())
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("form", ["Mlp", "Mlp, 1x1 convolutions", "SwiGLU, inner norm"])
-def test_exported_and_compiled_programs_compute_the_same(form):
-    mixture = randomize(BACKBONES[form].mixture()).eval()
-    images = BACKBONES[form].images()
-    expected = mixture(images)
-    torch.testing.assert_close(torch.export.export(mixture, (images,)).module()(images), expected)
-    torch.testing.assert_close(torch.compile(mixture, backend="eager", fullgraph=True)(images), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "backend"), [("Mlp", "aot_eager"), ("GluMlp", "inductor"), ("Mlp, channels last", "aot_eager")]
-)
-def test_compiled_programs_train_as_eager_mode_does(form, backend):
-    # aot_eager takes the same two graphs as inductor, without half a minute of a compiler's work
-    options = {"moe_layers": [0], "expert_drop": 0.0, "router_noise": 0.0}
-    eager = randomize(BACKBONES[form].mixture(**options)).train()
-    compiled = copy.deepcopy(eager)
-    torch._dynamo.reset()
-    images = BACKBONES[form].images()
-    for model, answer in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True, backend=backend))):
-        answer(images).square().mean().backward()
-        model.found = answer(images).detach()
-    torch.testing.assert_close(compiled.found, eager.found, rtol=1e-5, atol=1e-5)
-    for (name, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).abs().max() <= 1e-5 * max(1, theirs.grad.abs().max()), name
-
-
 # Loading
-
-
-@torch.no_grad()
-def test_dense_weights_are_loaded_by_timm_and_upcycled(backbone):
-    dense = randomize(backbone.dense(), std=0.02).eval()
-    mixture = backbone.mixture(**overlay(dense.state_dict(), num_classes=4)).eval()
-    torch.testing.assert_close(mixture(backbone.images()), dense(backbone.images()), rtol=0, atol=1e-5)
-    assert "state_dict" not in mixture.pretrained_cfg
 
 
 @torch.no_grad()
@@ -273,37 +222,25 @@ def test_positions_channels_and_classes_are_adapted_in_dense_and_in_mixture_chec
 
 
 @torch.no_grad()
-def test_a_mixtures_own_file_is_loaded_and_another_placement_refused(tmp_path):
-    mixture = randomize(VIT.mixture()).eval()
-    file = tmp_path / "mixture.safetensors"
-    save_file(mixture.state_dict(), file)
-    given = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file), "num_classes": 4}}
-    assert torch.equal(VIT.mixture(**given).eval()(VIT.images()), mixture(VIT.images()))
-    with pytest.raises(CheckpointError, match=r"moe_layers that it was trained with.*missing.*blocks\.1\.mlp\.experts"):
-        VIT.mixture(**given, moe_layers=[1])
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp does not fit the checkpoint"):
-        VIT.mixture(**given, num_experts=4)
-    weights = mixture.state_dict()
-    del weights["blocks.1.norm1.weight"]
-    with pytest.raises(CheckpointError, match=r"missing from the checkpoint \(1\): blocks\.1\.norm1\.weight"):
-        VIT.mixture(**overlay(weights, num_classes=4), num_classes=9)
-
-
-@torch.no_grad()
 def test_a_mixtures_weights_are_loaded_without_a_warning_about_the_dense_ones(tmp_path):
     with pytest.warns(UserWarning, match="top_k=2 with combine weights"):
-        save_for_hf(VIT.mixture(normalize_weights=False), tmp_path, safe_serialization=True)
+        mixture = randomize(VIT.mixture(normalize_weights=False)).eval()
+    save_file(mixture.state_dict(), tmp_path / "mixture.safetensors")
+    file = {"file": str(tmp_path / "mixture.safetensors"), "num_classes": 4}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+        again = VIT.mixture(pretrained=True, pretrained_cfg_overlay=file, normalize_weights=False).eval()
+    assert torch.equal(again(VIT.images()), mixture(VIT.images()))
 
 
 @torch.no_grad()
 def test_a_network_upcycled_by_hand_is_saved_and_loaded_like_one_of_timms(tmp_path):
     mixture = timm_moe_dg.upcycle(VIT.dense(), moe_layers=[1], router="linear", top_k=3, num_experts=5).eval()
-    save_for_hf(mixture, tmp_path, safe_serialization=True)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert torch.equal(again(VIT.images()), mixture(VIT.images()))
+    assert torch.equal(loaded(mixture, tmp_path)(VIT.images()), mixture(VIT.images()))
+    assert timm.create_model("gmoe.deit_in1k", device="meta").mixture_args["backbone"].endswith(".fb_in1k")
+
+
+# Which feed-forwards
 
 
 def test_layers_that_share_weights_share_their_mixture():
@@ -312,26 +249,6 @@ def test_layers_that_share_weights_share_their_mixture():
     timm_moe_dg.upcycle(network, [0], num_experts=2)
     assert network.one is network.again
     assert type(network.other) is Mlp
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "reason"),
-    [
-        ("convnextv2_atto", "stages.0.blocks.0.mlp", "GlobalResponseNormMlp"),
-        ("pvt_v2_b0", "stages.0.blocks.0.mlp", "MlpWithDepthwiseConv"),
-        ("gmlp_s16_224", "blocks.0.mlp_channels", "GatedMlp"),
-        ("levit_128s", "stages.0.blocks.0.mlp", "LevitMlp"),
-        ("swiftformer_xs", "stages.0.blocks.2.linear", "Mlp"),
-    ],
-)
-def test_what_cannot_be_copied_is_refused_by_name(name, layer, reason):
-    model = timm.create_model(name, device="meta")
-    assert reason in refused_feed_forwards(model).get(layer, "")
-    with pytest.raises(MoeLayersError, match=f"{name}.*has no feed-forward that experts can be copies of.*{reason}"):
-        timm_moe_dg.upcycle(model)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +279,7 @@ def test_feed_forwards_are_counted_as_the_network_has_them():
         assert list(mixture_layers(mixture)) == [f"blocks.{chosen}.mlp"]
         assert mixture.mixture_args["moe_layers"] == [chosen]
     for moe_layers in ([0], [0, 2], "SFF"):
-        with pytest.raises(MoeLayersError, match=r"blocks\.0\.mlp cannot become a mixture \(mlp='Twice'.*among 1, 2"):
+        with pytest.raises(MoeLayersError, match=r"^moe_layers=.*blocks\.0\.mlp cannot .*mlp='Twice'.*among 1, 2"):
             timm_moe_dg.upcycle(dense, moe_layers)
     assert not mixture_layers(dense)
 
@@ -370,7 +287,7 @@ def test_feed_forwards_are_counted_as_the_network_has_them():
 def test_a_class_that_timm_changes_is_noticed(monkeypatch):
     model = VIT.dense()
     monkeypatch.setattr(Mlp, "forward", lambda self, x: self.fc2(self.act(self.fc1(x))) - x.mean(1, keepdim=True))
-    with pytest.raises(RouterError, match="mlp='Mlp': computes something else"):
+    with pytest.raises(RouterError, match=r"^mlp='Mlp': computes"):
         timm_moe_dg.upcycle(model)
     assert type(model.blocks[0].mlp) is Mlp
 
@@ -385,53 +302,100 @@ def test_drawing_and_probing_leave_the_random_state_of_the_rest_alone(monkeypatc
 
 
 def test_a_function_that_is_not_kept_is_warned_of():
-    with pytest.warns(UserWarning, match="top_k=1 .*does not compute what the dense one did"):
+    with pytest.warns(UserWarning, match=r"top_k=1 .*does not compute what the dense one did"):
         timm_moe_dg.upcycle(VIT.dense(), top_k=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         timm_moe_dg.upcycle(VIT.dense())
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"backbone": "resnet18"}, MoeLayersError, "resnet18.*no feed-forward.*choose a transformer or ConvNeXt"),
-        ({"backbone": "vit_tiny_patch16_224", "moe_layers": [12]}, MoeLayersError, r"moe_layers=\[12\]: .*0 to 11"),
-        ({"backbone": "vit_tiny_patch16_224.nope"}, ArgumentError, "no such weights; .*augreg_in21k_ft_in1k"),
-        ({"backbone": "vit_tiny_patch"}, ArgumentError, "did you mean vit_tiny_patch16_384"),
-        ({"backbone": "test_vit", "metadata_encoder": "sincos"}, OptionError, "metadata_encoder.*own options are moe"),
-        ({"backbone": "test_vit", "router": "metadata"}, RouterError, "choose from cosine"),
-        ({"backbone": "test_vit", "top_k": 9}, RouterError, "top_k=9: choose 1 to"),
-    ],
-)
-def test_bad_input_is_named_with_what_would_work(options, error, message):
-    with pytest.raises(error, match=message):
-        timm.create_model("gmoe", **options)
+# Metadata routing on plain vision transformers
+
+_PLAIN = {"img_size": 32, "embed_dim": 48, "depth": 3, "num_heads": 3, "patch_size": 16}
+PLAIN = {
+    "vit_base_patch16_clip_quickgelu_224": _PLAIN,  # normalized before the blocks
+    "vit_giant_patch14_reg4_dinov2": _PLAIN,  # gated feed-forwards, layer scale, registers
+    "vit_base_patch16_siglip_224": _PLAIN,  # no class token, pooled by attention
+    "vit_base_patch32_plus_256": {**_PLAIN, "global_pool": "avg"},
+    "vit_tiny_r_s16_p8_224": {"img_size": 64, "embed_dim": 48, "depth": 3, "num_heads": 3},  # convolutions in front
+}
+PLACES = torch.tensor([[10.0, 20.0], [float("nan"), 20.0], [-120.0, -33.0]])
+KNOWN = ~PLACES.isnan().any(dim=1)
 
 
-def test_a_tag_of_gmoe_itself_is_that_of_its_default_backbone_or_is_pointed_to_the_backbones():
-    assert timm.create_model("gmoe.deit_in1k", device="meta").mixture_args["backbone"].endswith(".fb_in1k")
-    with pytest.raises(ArgumentError, match=r"backbone='NAME\.openai'"):
-        timm.create_model("gmoe.openai")
+@pytest.fixture(params=PLAIN)
+def name(request) -> str:
+    torch.manual_seed(0)
+    return request.param
 
 
-def test_another_way_to_features_than_the_networks_own_is_refused():
-    assert VIT.mixture(features_only=True, feature_cls="getter").feature_info
-    with pytest.raises(ArgumentError, match="feature_cls='hook': give 'getter'"):
-        VIT.mixture(features_only=True, feature_cls="hook")
+def placed(name: str, **kwargs: Any) -> nn.Module:
+    options = {"num_classes": 4, "moe_layers": [0, 2], "num_experts": 4, "top_k": 2, "metadata_drop": 0.0}
+    return timm.create_model("moge", backbone=name, **{**options, **PLAIN[name], **kwargs})
 
 
-def test_a_configuration_whose_backbone_timm_has_no_longer_says_so(tmp_path):
-    save_for_hf(VIT.mixture(), tmp_path, safe_serialization=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["model_args"]["backbone"] = "vit_base_patch16_clip_slowgelu_224.openai"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ArgumentError, match=r"does not have this network of config.json.* timm that saved it.*quickgelu"
-    ):
-        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+def images_for(name: str) -> Tensor:
+    size = PLAIN[name]["img_size"]
+    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_network_is_upcycled_once():
-    with pytest.raises(MoeLayersError, match="has mixtures of experts already"):
-        timm_moe_dg.upcycle(VIT.mixture())
+@torch.no_grad()
+def test_with_metadata_and_without_it_computes_what_the_dense_one_does_until_its_experts_differ(name):
+    dense, images = randomize(timm.create_model(name, num_classes=4, **PLAIN[name]), std=0.02).eval(), images_for(name)
+    expected, weights = dense(images), copy.deepcopy(dense.state_dict())
+    model = upcycle_with_metadata(dense, [0, 2], num_experts=4, top_k=2)
+    assert model is dense
+    assert len(mixture_layers(model)) == 2
+    assert not any(module.training for module in model.modules())  # the encoder too, which drops metadata in training
+    built = placed(name, **overlay(weights, num_classes=4)).eval()
+    for logits in (model(images, PLACES), model(images), built(images, PLACES)):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    for layer in mixture_layers(model).values():
+        layer.fc2.weight.mul_(torch.linspace(5, 10, 4).view(-1, 1, 1))
+    moved = (model(images, PLACES) - expected).abs().amax(dim=1)
+    assert (moved[KNOWN] > 1e-4).all()
+    assert (moved[~KNOWN] < 1e-5).all()
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-5)
+
+
+def test_a_network_with_metadata_is_trained_and_comes_back_from_its_folder_alone(name, tmp_path):
+    model, images = randomize(placed(name), std=0.02), images_for(name)
+    model(images, PLACES).square().mean().backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+    exempt = {key for key, _ in model.named_parameters() if key.endswith((".experts.fc1.bias", ".codes", ".mlp.gamma"))}
+    assert exempt
+    assert exempt <= model.no_weight_decay()
+    again = loaded(model.eval(), tmp_path)
+    args = json.loads((tmp_path / "config.json").read_text())
+    assert args["architecture"] == "moge"
+    assert args["model_args"]["backbone"].partition(".")[0] == name
+    assert args["model_args"]["moe_layers"] == [0, 2]
+    assert args["model_args"]["metadata_encoder"] == "spherical_harmonics"
+    assert type(again) is GeoMoeVisionTransformer
+    with torch.no_grad():
+        for twin in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(twin(images, PLACES), model(images, PLACES))
+
+
+@torch.no_grad()
+def test_perturbed_experts_differ_and_the_shared_one_does_not():
+    dense = randomize(VIT.dense()).eval()
+    copied, scale = dense.blocks[0].mlp.fc1.weight.clone(), dense.blocks[0].mlp.fc1.weight.std()
+    layer = upcycle_with_metadata(dense, [0], expert_perturbation=0.1).blocks[0].mlp
+    assert torch.equal(layer.shared.fc1.weight, copied)
+    assert 0.08 * scale < (layer.fc1.weight - copied).std() < 0.12 * scale
+
+
+@torch.no_grad()
+def test_the_coverage_and_further_columns_are_saved_with_it(tmp_path):
+    clip, images = "vit_base_patch16_clip_quickgelu_224", images_for("vit_base_patch16_clip_quickgelu_224")
+    covered, columns = placed(clip), placed(clip, metadata_columns={"height": [100.0, 50.0]})
+    covered.set_coverage(torch.tensor([[10.0, 20.0], [12.0, 21.0]]))
+    covered.set_coverage_radius(500.0)
+    for model, rows in ((covered, PLACES), (columns, torch.cat([PLACES, torch.tensor([[90.0], [0.0], [9.0]])], dim=1))):
+        again = loaded(randomize(model, std=0.02).eval(), tmp_path / str(rows.shape[1]))
+        assert torch.equal(again(images, rows), model(images, rows))
+        assert again.metadata_encoder.coverage is None or again.metadata_encoder.coverage.radius == 500.0
+        assert not torch.allclose(model(images, rows)[0], model(images)[0])
+    assert torch.equal(covered(images, PLACES)[2], covered(images)[2])  # too far
+    assert not torch.equal(columns(images, rows)[1], columns(images)[1])  # its height is known

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from ..compat import feature_take_indices, update_model_args
+from ..errors import ArgumentError
 from ..layers.encoders.coverage import Coverage
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp
@@ -152,11 +153,12 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
+        attn_mask: None = None,
         metadata: Tensor | None = None,
     ) -> Any:
         """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument."""
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt={output_fmt!r}: choose NCHW or NLC")
+        if output_fmt not in ("NCHW", "NLC") or attn_mask is not None:
+            raise ArgumentError.of("output_fmt", output_fmt, "choose NCHW or NLC, without an attention mask")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
         grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
         context, present = self.metadata_encoder(x, metadata)
@@ -178,26 +180,6 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
             return named if intermediates_only else {**named, "image_features": self.norm(x)}
         intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
         return intermediates if intermediates_only else (self.norm(x), intermediates)
-
-    def get_intermediate_layers(  # type: ignore[override]
-        self,
-        x: Tensor,
-        n: int | list[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        metadata: Tensor | None = None,
-    ) -> Any:
-        """Returns `forward_intermediates` in the form of DINO's interface, which timm offers too."""
-        return self.forward_intermediates(
-            x,
-            n,
-            return_prefix_tokens=return_prefix_tokens,
-            norm=norm,
-            output_fmt="NCHW" if reshape else "NLC",
-            intermediates_only=True,
-            metadata=metadata,
-        )
 
 
 def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:

@@ -1,4 +1,7 @@
-"""GeoCLIP's encoder, with random weights in the released file's layout. The released ones are compared if installed."""
+"""Pretrained location encoders, from files made here in the layout of SatCLIP's and GeoCLIP's released ones.
+
+The released weights of GeoCLIP are compared if they are installed.
+"""
 
 import importlib.util
 import math
@@ -12,7 +15,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
+import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.layers.encoders.satclip_checkpoint import released as satclip_checkpoint
 from timm_moe_dg.errors import CheckpointError, MetadataError, MissingDependencyError
+from timm_moe_dg.layers import load_satclip, spherical_harmonics
 from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
 from timm_moe_dg.layers.encoders.pretrained import equal_earth, load_geoclip
 from timm_moe_dg.networks.build import data_config, save_network
@@ -27,6 +33,50 @@ NETWORKS = {
     "moge": {**SIZES, "backbone": "vit_tiny_patch16_224"},
 }
 PLACES = torch.tensor([[13.4, 52.5], [-58.4, -34.6], [180.0, 90.0], [math.nan, 1.0]])  # Berlin, Buenos Aires
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "satclip-vit16-l4.ckpt"
+    torch.save(satclip_checkpoint(), path)
+    return path
+
+
+def test_a_released_checkpoint_computes_what_its_network_computes(checkpoint: Path) -> None:
+    weights = satclip_checkpoint()["state_dict"]
+    lonlat = torch.tensor([[10.0, 50.0], [-120.0, -33.0], [180.0, 0.0]], dtype=torch.float64)
+    x = spherical_harmonics(lonlat, 4)
+    x[:, [0, 2, 6, 12]] *= math.pi  # the m = 0 terms
+    for layer, frequency in (("layers.0", 30.0), ("layers.1", 1.0)):
+        nnet = f"model.location.nnet.{layer}"
+        x = torch.sin(frequency * (x @ weights[f"{nnet}.weight"].T + weights[f"{nnet}.bias"]))
+    nnet = "model.location.nnet.last_layer"
+    expected = x @ weights[f"{nnet}.weight"].T + weights[f"{nnet}.bias"]
+    torch.testing.assert_close(load_satclip(checkpoint)(lonlat), expected.float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(load_satclip(checkpoint).double()(lonlat), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_frozen_and_never_drops_features_also_in_a_model_that_trains_around_it(checkpoint: Path) -> None:
+    model = timm.create_model("moge_tiny", metadata_encoder=f"satclip:{checkpoint}", **SIZES).train()
+    encoder, lonlat = model.metadata_encoder.encoder, torch.rand(8, 2) * 80
+    assert torch.equal(encoder.train()(lonlat), encoder.eval()(lonlat))
+    encoder.init_weights()
+    expected = satclip_checkpoint()["state_dict"]["model.nnet.layers.0.weight"].float()
+    torch.testing.assert_close(encoder.first.weight, expected)
+    model(torch.randn(4, 3, 16, 16), torch.rand(4, 2)).sum().backward()
+    missing = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert missing == {f"metadata_encoder.encoder.{name}" for name, _ in encoder.named_parameters()}
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    assert model.blocks[0].mlp.router.codes.shape == (6, 5)
+
+
+def test_the_hub_is_asked_for_the_released_file_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "timm_moe_dg.layers.encoders.pretrained.hf_hub_download", lambda *args: asked.append(args) or str(checkpoint)
+    )
+    assert load_satclip("microsoft/SatCLIP-ViT16-L10").degrees == 4
+    assert asked == [("microsoft/SatCLIP-ViT16-L10", "satclip-vit16-l10.ckpt")]
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +216,10 @@ def test_it_is_exported(package: Callable[[], None], tmp_path: Path) -> None:
         export_model(model, (images, PLACES), tmp_path, name)  # compares the outputs
 
 
-def test_mistakes_are_one_line(package: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MetadataError, match=r"^metadata_features=64: 'geoclip' has a width of 512; leave it out$"):
+def test_damaged_files_and_another_width_are_refused(
+    package: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MetadataError, match=r"^metadata_features=64: 'geoclip'"):
         timm.create_model("moge_tiny", metadata_encoder="geoclip", metadata_features=64, **SIZES)
     path = tmp_path / "geoclip" / "model" / "weights" / "location_encoder_weights.pth"
     path.parent.mkdir(parents=True)
@@ -175,5 +227,5 @@ def test_mistakes_are_one_line(package: Callable[[], None], tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     for write in (lambda: path.write_bytes(b""), lambda: torch.save([1], path), lambda: torch.save({"a": 1}, path)):
         write()
-        with pytest.raises(CheckpointError, match=r"^'.*weights\.pth': is not GeoCLIP's \([^\n]*; reinstall[^\n]*$"):
+        with pytest.raises(CheckpointError, match=r"^source='.*weights\.pth': is not GeoCLIP's"):
             load_geoclip()

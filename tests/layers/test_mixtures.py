@@ -1,12 +1,13 @@
-"""The mixture layer against timm's Mlp, and what may be done to a module; tests/properties has its equation."""
+"""The mixture layers against timm's Mlp, and what may be done to a module; tests/properties has their equations."""
 
 import pytest
 import torch
-from timm.layers import ConvMlp, GatedMlp, GlobalResponseNormMlp, LayerNorm2d, Mlp
+from timm.layers import Mlp
 from timm.models.metaformer import StarReLU
 
-from timm_moe_dg.errors import OptionError, RouterError
+from tests.references.weighted_experts import weighted_experts
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
+from timm_moe_dg.layers.precision import UpcastLinear, upcast, values_readable, without_autocast
 from timm_moe_dg.losses import vmoe_loss
 
 
@@ -70,21 +71,6 @@ def test_double_precision_gradients_equal_finite_differences():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"router": "best"}, r"router='best': choose from cosine, linear, random, self"),
-        ({"top_k": 7}, r"top_k=7: choose 1 to num_experts=6"),
-        ({"top_k": 1, "normalize_weights": True}, r"normalize_weights=True: with top_k=1"),
-        ({"capacity_factor": 0.0}, r"capacity_factor=0.0: give a positive factor"),
-        ({"out_features": 9}, r"out_features=9: experts return in_features=8"),
-    ],
-)
-def test_impossible_settings_are_named(kwargs, message):
-    with pytest.raises(RouterError, match=message):
-        MoeMlp(8, 16, **kwargs)
-
-
-@pytest.mark.parametrize(
     "act",
     [
         torch.nn.GELU(approximate="tanh"),
@@ -115,37 +101,69 @@ def test_dropout_frozen_parameters_and_the_mode_come_along():
     assert not MoeMlp.from_dense(dense.eval()).training
 
 
-def with_wide_kernel(mlp):
-    mlp.fc1 = torch.nn.Conv2d(8, 16, 3, padding=1)
-    return mlp
+def make_geo_layer(**kwargs) -> GeoMoeMlp:
+    torch.manual_seed(0)
+    layer = GeoMoeMlp(8, 16, context_features=12, num_experts=5, **kwargs)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return layer.eval()
 
 
-class Twice(Mlp):
-    def forward(self, x):
-        return super().forward(x) * 2
+def geo_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    present = torch.tensor([True, False, True, True, False, True])
+    return torch.randn(6, 4, 8, generator=generator), torch.randn(6, 12, generator=generator), present
 
 
-@pytest.mark.parametrize(
-    ("dense", "message"),
-    [
-        (GlobalResponseNormMlp(8, 16), "mlp='GlobalResponseNormMlp': .*exactly timm.layers.Mlp"),
-        (GatedMlp(8, 16), "mlp='GatedMlp'"),
-        (ConvMlp(8, 16, norm_layer=torch.nn.BatchNorm2d), "mlp.norm='BatchNorm2d'"),
-        (ConvMlp(8, 16, norm_layer=LayerNorm2d), "mlp.norm='LayerNorm2d'"),
-        (Twice(8, 16), "mlp='Twice'"),
-        (with_wide_kernel(Mlp(8, 16, use_conv=True)), "mlp.fc1='Conv2d'"),
-        (Mlp(8, 16, 9), "mlp.fc2.out_features=9: .*in_features=8"),
-        (Mlp(8, 16, norm_layer=torch.nn.BatchNorm1d), "mlp.norm='BatchNorm1d'"),
-        (Mlp(8, 16, act_layer=lambda: torch.nn.PReLU(16)), "mlp.act.num_parameters=16"),
-    ],
-)
-def test_what_experts_cannot_copy_is_refused_by_name(dense, message):
-    with pytest.raises(RouterError, match=message):
-        MoeMlp.from_dense(dense)
+def test_without_a_shared_expert_a_forced_one_answers_for_every_image():
+    layer = make_geo_layer(shared_expert=False)
+    x, context, present = geo_batch()
+    layer.set_expert_mode(2)
+    alone = weighted_experts(layer.experts, "gelu", None, x, torch.full((6, 1), 2), torch.ones(6, 1))
+    torch.testing.assert_close(layer(x, context, present).double(), alone, rtol=1e-5, atol=1e-5)
+    layer.set_expert_mode("routed")
+    layer.train()(x, context, torch.ones_like(present)).sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    assert layer.report.shared is None
 
 
-def test_a_misspelled_option_is_named_with_the_nearest():
-    with pytest.raises(OptionError, match="topk=1: MoeMlp has no such option; did you mean top_k"):
-        MoeMlp(8, 16, topk=1)
-    with pytest.raises(OptionError, match=r"capacity_factor=1\.0: GeoMoeMlp has no such option; it takes num_experts"):
-        GeoMoeMlp(8, 16, capacity_factor=1.0)
+def test_routing_record_says_which_images_were_routed():
+    layer = make_geo_layer().train()
+    x, context, present = geo_batch()
+    layer(x, context, present)
+    assert torch.equal(layer.routing.routed, present)
+
+
+def test_a_half_precision_layer_computes_in_float32_and_a_double_one_stays():
+    torch.manual_seed(0)
+    layer, x = UpcastLinear(64, 3).bfloat16(), torch.randn(5, 64).bfloat16()
+    expected = x.double() @ layer.weight.double().t() + layer.bias.double()
+    assert layer(x).dtype == torch.float32
+    torch.testing.assert_close(layer(x), expected.float())
+    assert (torch.nn.functional.linear(x, layer.weight, layer.bias) - expected).abs().max() > 1e-3
+    assert layer.double()(x).dtype == torch.float64
+    assert [upcast(x.to(dtype)).dtype for dtype in (torch.float16, torch.float64)] == [torch.float32, torch.float64]
+
+
+def test_autocast_is_off_inside_and_devices_without_it_do_not_mind():
+    with torch.autocast("cpu"):
+        with without_autocast("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    with without_autocast("meta"):
+        pass
+
+
+def test_values_are_readable_in_eager_calls_alone():
+    def record(x):
+        readable.append(values_readable(x))
+        return x.sum()
+
+    readable: list[bool] = []
+    x = torch.ones(2, 2)
+    record(x)
+    record(x.to("meta"))
+    torch.func.grad(record)(x)
+    torch.vmap(record)(x)
+    torch.jit.trace(record, x, check_trace=False)
+    assert readable == [True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""Choices of experts against references in plain Python, and where their layers run."""
+"""Routers against hand arithmetic, choices of experts against plain Python, and where layers of them run."""
 
 import math
 from typing import Any
@@ -8,11 +8,106 @@ import torch
 from torch import Tensor
 
 from tests.references import choices
-from timm_moe_dg.errors import RouterError
-from timm_moe_dg.layers import LinearRouter, LossWeights, MoeMlp, RandomRouter, SelfRouter, after_step
-from timm_moe_dg.layers.router import experts_choice
+from tests.references.naive_moe import naive_top_k
+from timm_moe_dg.layers import (
+    CosineRouter,
+    LinearRouter,
+    LossWeights,
+    MetadataRouter,
+    MoeMlp,
+    RandomRouter,
+    SelfRouter,
+    after_step,
+)
+from timm_moe_dg.layers.router import experts_choice, top_k_indices
 from timm_moe_dg.losses import reported_losses
 from timm_moe_dg.networks.export import load_onnx, record_program, save_onnx
+
+
+def tokens(number: int = 40, features: int = 12) -> torch.Tensor:
+    return torch.randn(number, features, generator=torch.Generator().manual_seed(0))
+
+
+def test_cosine_logits_are_scaled_cosines():
+    router = CosineRouter(12, 4, 2).eval()
+    x = tokens()
+    logits = router(x).logits
+    for row, token in zip(logits, x, strict=True):
+        projected = router.proj.weight @ token + router.proj.bias
+        cosines = [torch.dot(projected, code) / projected.norm() / code.norm() for code in router.codes]
+        torch.testing.assert_close(row, 2.0 * torch.stack(cosines), rtol=1e-5, atol=1e-6)
+
+
+def test_the_scale_of_cosine_logits_is_at_most_100():
+    router = CosineRouter(12, 4, 2).eval()
+    small = router(tokens()).logits
+    torch.nn.init.constant_(router.logit_scale, math.log(1e4))
+    torch.testing.assert_close(router(tokens()).logits, small * 50, rtol=1e-5, atol=1e-5)
+
+
+def test_linear_logits_have_no_bias():
+    router = LinearRouter(12, 4, 2).eval()
+    assert [name for name, _ in router.named_parameters()] == ["gate.weight"]
+    torch.testing.assert_close(router(tokens()).logits, tokens() @ router.gate.weight.T)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_selection_takes_the_largest_and_the_lowest_index_of_equals(top_k):
+    generator = torch.Generator().manual_seed(0)
+    scores = (torch.rand(200, 6, generator=generator) * 3).round() / 3  # four values, so most rows have ties
+    expected = [naive_top_k(row, top_k) for row in scores.tolist()]
+    assert top_k_indices(scores, top_k).tolist() == expected
+
+
+def test_noise_is_only_in_training_and_has_the_stated_deviation():
+    router = LinearRouter(12, 4, 2)
+    x = tokens(20_000)
+    torch.manual_seed(0)
+    output = router(x)
+    noise = output.noisy_logits - output.logits
+    assert output.noise_std == 0.25
+    # four standard errors of a deviation over 80,000 draws: 0.25 * 4 / sqrt(2 * 80000)
+    assert noise.std().item() == pytest.approx(0.25, abs=0.0025)
+    assert noise.mean().abs() < 4 * 0.25 / math.sqrt(80_000)
+    still = router.eval()(x)
+    assert still.noisy_logits is still.logits
+    assert still.noise_std == 0
+
+
+def test_noise_moves_the_selection_but_not_the_balanced_probabilities():
+    router = LinearRouter(12, 4, 2)
+    torch.manual_seed(0)
+    output = router(tokens())
+    torch.testing.assert_close(output.probabilities, output.logits.softmax(-1))
+    assert output.expert_indices.tolist() == [naive_top_k(row, 2) for row in output.noisy_logits.tolist()]
+    assert output.expert_indices.tolist() != [naive_top_k(row, 2) for row in output.logits.tolist()]
+
+
+@pytest.mark.parametrize("router_class", [CosineRouter, LinearRouter])
+def test_autocast_does_not_change_the_routing(router_class):
+    router = router_class(12, 6, 2).eval()
+    expected = router(tokens())
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = router(tokens())
+    assert actual.logits.dtype == torch.float32
+    assert torch.equal(actual.logits, expected.logits)
+
+
+def test_half_precision_weights_are_used_in_float32():
+    router = CosineRouter(12, 6, 2).eval().bfloat16()
+    x = tokens().bfloat16()
+    assert torch.equal(router(x).logits, router.float()(x.float()).logits)
+
+
+def test_metadata_router_mixes_over_the_best_k_alone():
+    router = MetadataRouter(12, 5, 3).eval()
+    output = router(tokens())
+    mass = torch.zeros(40, 5).scatter(1, output.expert_indices, output.combine_weights)
+    torch.testing.assert_close(mass.sum(1), torch.ones(40))
+    torch.testing.assert_close(output.probabilities, mass)
+    chosen = output.logits.gather(1, output.expert_indices)
+    torch.testing.assert_close(output.combine_weights, chosen.softmax(1))
+
 
 KINDS: dict[str, dict[str, Any]] = {
     "sigmoid": {"scores": "sigmoid"},
@@ -183,27 +278,3 @@ def test_onnx_computes_the_same(kind, tmp_path):
     for number in (3, 1, 6):
         x = images(number).float() + 0.1  # other tokens: a first threshold is the score of one
         torch.testing.assert_close(program(x), moe(x), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"scores": "tanh"}, r"scores='tanh': choose from softmax, sigmoid"),
-        ({"choice": "image"}, r"choice='image': choose from token, expert, threshold"),
-        ({"bias_speed": -0.1}, r"bias_speed=-0.1: give 0 or more"),
-        ({"bias_speed": 0.1, "choice": "expert"}, r"bias_speed=0.1: choice='expert' balances experts without"),
-        ({"threshold_decay": 1.0}, r"threshold_decay=1.0: give a share from 0 to below 1"),
-    ],
-)
-def test_options_that_contradict_each_other_are_named(kwargs, message):
-    with pytest.raises(RouterError, match=message):
-        LinearRouter(8, 4, 2, **kwargs)
-
-
-def test_options_of_a_layer_that_contradict_each_other_are_named():
-    with pytest.raises(RouterError, match=r"capacity_factor=1.5: choice='threshold' limits experts by itself"):
-        MoeMlp(8, capacity_factor=1.5, router_kwargs={"choice": "threshold"})
-    with pytest.raises(RouterError, match=r"router='self' takes \['scores', 'choice', 'bias_speed', 'threshold_decay'"):
-        MoeMlp(8, router="self", router_kwargs={"choise": "expert"})
-    with pytest.raises(RouterError, match=r"num_experts=9: router='self' takes in_features=8 at most"):
-        MoeMlp(8, router="self", num_experts=9)
