@@ -102,9 +102,8 @@ class Record:
     def to_json(self) -> str:
         """Returns the row as one line of JSON, with sorted keys."""
         row: dict[str, object] = {name: getattr(self, name) for name in _FIELDS}
-        row |= {**self.losses, **self.scores, **({"roles": self.roles} if self.roles else {})}
-        row |= {"metrics": self.metrics} if self.metrics else {}
-        row |= {"averaged": True} if self.averaged else {}
+        further = {"roles": self.roles, "metrics": self.metrics, "averaged": self.averaged}
+        row |= {**self.losses, **self.scores, **{name: value for name, value in further.items() if value}}
         return json.dumps(row, sort_keys=True)
 
     @classmethod
