@@ -104,10 +104,9 @@ FIELDS = st.one_of(
 
 
 def read(folder, rows):
-    path = folder / "metadata.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("lon", "lat"), *rows])
-    return read_csv(path, ("lon", "lat"))
+    return read_csv(folder / "metadata.csv", ("lon", "lat"))
 
 
 def degrees(text, limit):
