@@ -161,7 +161,7 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     The radius "auto" is the smallest one that does not change training-domain validation: the distance of its farthest
     image to the index. Up to there the router has been validated. Neither labels nor held-out domains are needed.
     """
-    takes = takes_metadata(network, plan.domains)
+    takes = takes_metadata(network, plan.domains, plan.options.metadata_columns)
     if isinstance(network, DomainHeadsVisionTransformer) and takes:
         network.set_domains(list(map(torch.from_numpy, plan.training_rows("metadata"))))
     radius = plan.options.coverage_radius
