@@ -45,7 +45,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     opened: list[Any] = []
     new_figure = style.new_figure
-    monkeypatch.setattr(style, "new_figure", lambda *size: opened.append(new_figure(*size)) or opened[-1])
+
+    def keep(*size: Any) -> Any:
+        opened.append(new_figure(*size))
+        return opened[-1]
+
+    monkeypatch.setattr(style, "new_figure", keep)
     return opened
 
 

@@ -159,13 +159,13 @@ def write_cub(root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["experts", "--class", "cow"], "DataError: class='cow': no such class; choose from round-pointed-long"),
-        (["experts", "--block", "0"], "ArgumentError: block=0: holds no experts; choose from 1"),
-        (["experts", "--images", "there.png"], "DataError: images='there.png': no such file"),
-        (["domains"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
-        (["forced"], "ArgumentError: model='MoeVisionTransformer': has no metadata-routed experts"),
-        (["attention", "--twin", "nowhere"], "ArgumentError: run='nowhere': holds no args.yaml"),
-        (["experts", "--dataset", "x"], "error: no option --dataset; it is an option of visualize.py data (see"),
+        (["experts", "--class", "cow"], "DataError: class='cow'"),
+        (["experts", "--block", "0"], "ArgumentError: block=0"),
+        (["experts", "--images", "there.png"], "DataError: images='there.png'"),
+        (["domains"], "ArgumentError: model='MoeVisionTransformer'"),
+        (["forced"], "ArgumentError: model='MoeVisionTransformer'"),
+        (["attention", "--twin", "nowhere"], "ArgumentError: run='nowhere'"),
+        (["experts", "--dataset", "x"], "error: no option --dataset"),
     ],
 )
 def test_a_mistake_is_one_line(run, words, message, capsys):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..compat import feature_take_indices, update_model_args
 from ..errors import ArgumentError
@@ -82,6 +82,8 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
 
     def route_by(self, encoder: MetadataEncoder, points: int = 0, radius: float | None = None) -> None:
         """Attaches the metadata encoder, and an index of `points` coordinates with a radius in km."""
+        # Calibrations of earlier versions identify networks by the classes of their modules, of which this was one
+        self.blocks: Any = nn.ModuleList(self.blocks)
         self.expert_mode: str | int = "routed"
         self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
         if points:
