@@ -7,12 +7,14 @@ import shutil
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import confusion_matrix, f1_score
 
+import timm_moe_dg
 from tests.load_tool import load_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.cli.text import one_line
@@ -28,6 +30,7 @@ from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
 from timm_moe_dg.inference.evaluated import FILES
 from timm_moe_dg.networks.build import data_config
+from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.evaluation import domain_accuracies, predict
 
@@ -300,6 +303,33 @@ def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_group
         shutil.rmtree(tmp_path / "data" / "photo", ignore_errors=True)
 
 
+def test_evaluate_shows_errors_before_and_after_with_the_same_answers(calibrated):
+    before, after = (pd.read_csv(calibrated / name / "per_domain.csv") for name in ("before", "after"))
+    assert before.ece.tolist() == before.ece_uncalibrated.tolist() == after.ece_uncalibrated.tolist()
+    assert after.accuracy.tolist() == before.accuracy.tolist()
+    trained = after[after.role == "train"]
+    assert trained.ece.mean() < trained.ece_uncalibrated.mean()
+    assert (calibrated / "after" / "reliability.png").read_bytes()[:4] == b"\x89PNG"
+    # The distributions of all classes are those of the logits divided by the temperature
+    temperature = load_calibration(f"local-dir:{calibrated / 'best'}").temperature
+    assert temperature != 1
+    names = [f"P({name})" for name in CLASSES]
+    plain, scaled = (
+        pd.read_csv(calibrated / name / "predictions.csv")[names].to_numpy() for name in ("before", "after")
+    )
+    expected = plain ** (1 / temperature)
+    np.testing.assert_allclose(scaled, expected / expected.sum(1, keepdims=True), atol=1e-3)
+
+
+def test_a_held_out_domain_that_is_not_named_is_no_training_domain(tmp_path):
+    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1, 5], "trial_seed": 1}
+    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, args)
+    scores = timm_moe_dg.evaluate(tmp_path / "best", test_domains=["rot_75"], calibrate=True, workers=0)
+    calibration = load_calibration(f"local-dir:{tmp_path / 'best'}")
+    assert calibration.held_out_domains == scores.domain[scores.test == 1].tolist() == ["rot_15", "rot_75"]
+    assert len(calibration.validation.confidence) == (scores.images[scores.role == "train"] // 5).sum()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -310,6 +340,9 @@ def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_group
         (["--dataset", "nothing"], "ArgumentError: dataset="),
         (["--dataset", "folder"], "DataError: data_dir="),
         (["--expert-mode", "shared"], "ArgumentError: expert_mode="),
+        (["--calibrate", "--img-size", "64"], "ArgumentError: img_size=64: changes the model"),
+        (["--calibrate", "--trial-seed", "5"], "ArgumentError: trial_seed=5: is 3 in the run"),
+        (["--calibrate", "--holdout-fraction", "0.5"], "ArgumentError: holdout_fraction=0.5: is 0.3 in the run"),
         (["--model", "{placed}", "--test-domains", "photo", "art"], r"ArgumentError: test_domains=\['art'\]"),
         (["--model", GMOE, "--dataset", "rotated_digits"], "ArgumentError: model="),
         (["--model", GMOE, "--pretrained"], "ArgumentError: dataset="),
@@ -325,6 +358,7 @@ def test_a_mistake_is_named(run, placed, tmp_path, words, message):
     (places["unnamed"] / "config.json").write_text(json.dumps({**config, "label_names": None}))
     with pytest.raises(SystemExit, match=message):
         evaluate("--model", best(run), *(word.format(**places) for word in words))
+    assert not (run[0] / "best" / CALIBRATION).exists()
 
 
 def test_a_folder_of_images_with_one_that_cannot_be_decoded(run, tmp_path, capfd):

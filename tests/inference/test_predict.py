@@ -2,14 +2,11 @@
 
 import csv
 import json
-import math
-import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import timm
 import torch
@@ -18,13 +15,11 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
 import timm_moe_dg
+from tests.inference.conftest import TREES
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.inference.predict import Shard
-from timm_moe_dg.networks.build import data_config, save_network
 
-CLASSES = ("ash", "beech", "oak")
 QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 COLUMNS = ["--columns", "logits", "features", "experts", "distance", "--top-k", "2"]
 
@@ -48,16 +43,6 @@ def copies(source, folder, names):
     for name in names:
         (folder / f"{name}.png").write_bytes(source.read_bytes())
     return folder
-
-
-@pytest.fixture(scope="module")
-def moge(tmp_path_factory):
-    """A model with two training locations."""
-    folder = tmp_path_factory.mktemp("moge")
-    network = saved_run(folder, "moge_tiny", CLASSES)
-    network.set_coverage(torch.tensor([[10.0, 50.0], [-60.0, -30.0]]))
-    save_network(network, folder / "best", CLASSES, data_config(network, 32))
-    return f"local-dir:{folder / 'best'}"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +77,7 @@ def assert_rows(rows, paths, expected):
     for row, values in zip(rows, expected, strict=True):
         for rank, index in enumerate(values.argsort(descending=True).tolist(), start=1):
             suffix = f"_{rank}" if rank > 1 else ""
-            assert row[f"class{suffix}"] == CLASSES[index]
+            assert row[f"class{suffix}"] == TREES[index]
             assert float(row[f"probability{suffix}"]) == pytest.approx(values[index].item(), abs=2e-6)
 
 
@@ -159,20 +144,6 @@ def test_a_checkpoint_without_names_gives_numbers(modes, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Ten images and a list of them with coordinates."""
-    folder = tmp_path_factory.mktemp("images")
-    noise = np.random.default_rng(0)
-    names = [f"{number}.png" for number in range(10)]
-    for name in names:
-        Image.fromarray(noise.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / name)
-    lon, lat = noise.uniform(-180, 180, 10), noise.uniform(-90, 90, 10)
-    lon[4] = lat[4] = math.nan
-    pd.DataFrame({"path": names, "lon": lon, "lat": lat}).to_csv(folder / "list.csv", index=False, na_rep="nan")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def whole(images, moge, tmp_path_factory):
     """The folder that one process wrote."""
     folder = tmp_path_factory.mktemp("whole") / "parts"
@@ -194,39 +165,6 @@ def test_the_rows_of_a_folder_are_those_of_the_table(images, moge, whole, tmp_pa
         assert float(row["probability"]) == pytest.approx(expected.probability, abs=1e-6)
         for name in ("logits", "features", "experts"):
             np.testing.assert_allclose(json.loads(row[name]), expected[name], atol=1e-6)
-
-
-def test_further_columns_are_those_of_the_network(images, moge, whole):
-    network, frame = timm.create_model(moge, pretrained=True).eval(), pd.read_parquet(whole)
-    logits = torch.tensor(np.stack(frame.logits))
-    probabilities, classes = logits.double().softmax(1).sort(descending=True)
-    for rank, suffix in enumerate(("", "_2")):
-        np.testing.assert_allclose(frame[f"probability{suffix}"], probabilities[:, rank], atol=1e-6)
-        assert frame[f"class{suffix}"].tolist() == [CLASSES[index] for index in classes[:, rank]]
-    np.testing.assert_allclose(network.head(torch.tensor(np.stack(frame.features))).detach(), logits, atol=1e-5)
-    places = torch.tensor(frame[["lon", "lat"]].to_numpy(np.float32))
-    assert [row[-1] for row in frame.experts] == domains_at(network, places).tolist()
-    assert frame.experts[4].tolist() == [-1]
-    lon, lat = np.radians(frame.lon), np.radians(frame.lat)
-    nearest = np.full(10, np.inf)
-    for east, north in np.radians(network.metadata_encoder.coverage.points.numpy() / 1e6):
-        cosine = np.sin(lat) * np.sin(north) + np.cos(lat) * np.cos(north) * np.cos(lon - east)
-        nearest = np.minimum(nearest, 6371.0088 * np.arccos(cosine))
-    np.testing.assert_allclose(frame.distance, nearest, rtol=1e-6)
-
-
-def test_the_expert_of_tokens_is_that_of_most(images, tmp_path):
-    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
-    network = timm.create_model(f"local-dir:{tmp_path / 'best'}", pretrained=True).eval()
-    paths = sorted(map(str, images.glob("*.png")))
-    table = timm_moe_dg.predict_part(network, {"path": paths}, columns=["experts"], batch_size=4, workers=0)
-    view = timm.data.create_transform(**timm.data.resolve_model_data_config(network), is_training=False)
-    for path, experts in zip(paths, table.experts, strict=True):
-        with torch.no_grad(), timm_moe_dg.record_routing(network):
-            network(view(Image.open(path))[None])
-        (routing,) = timm_moe_dg.router_outputs(network).values()
-        counts = Counter(routing.expert_indices[:, 0].tolist())
-        assert counts[int(experts[0])] == max(counts.values())
 
 
 def test_shards_in_any_order_and_restarts_write_the_same_bytes(images, moge, whole, tmp_path, monkeypatch):
@@ -278,27 +216,6 @@ def test_predict_part_gives_the_rows_of_the_parts(images, moge, whole, monkeypat
     assert again == [0, 1, 2, 3]
 
 
-def test_unreadable_images_are_in_the_part_with_a_row_or_without(images, moge, tmp_path, caplog):
-    folder = copies(images / "0.png", tmp_path / "images", "ac")
-    for name in "bdef":
-        (folder / f"{name}.png").touch()
-    words = ["--model", moge, folder, folder / "a.png", "--output", tmp_path / "parts"]
-    predict(*words, "--columns", "logits", "features")
-    table = pd.read_parquet(words[-1])
-    assert [os.path.basename(path)[0] for path in table.path] == [*"abcdef"]
-    assert (table.status == "unreadable").tolist() == [name in "bdef" for name in "abcdef"]
-    for column in ("class", "probability", "logits", "features"):
-        assert table[column].isna().tolist() == (table.status == "unreadable").tolist()
-    with pytest.raises(SystemExit, match="holds the parts of another job"):
-        predict(*words, "--skip-unreadable")
-    words[-1] = tmp_path / "fewer"
-    predict(*words, "--skip-unreadable")
-    noted = [json.loads(pq.read_schema(path).metadata[b"unreadable"]) for path in sorted(words[-1].glob("part*"))]
-    assert [[os.path.basename(path)[0] for path in paths] for paths in noted] == [["b"], ["d", "e", "f"]]
-    assert [os.path.basename(path)[0] for path in pd.read_parquet(words[-1]).path] == ["a", "c"]
-    assert "unreadable: 3 of 3 images" in caplog.text
-
-
 def test_an_image_that_is_listed_twice_has_two_rows(images, moge, tmp_path, caplog):
     (images / "twice.csv").write_text("path,lon,lat\n0.png,0,0\n1.png,0,0\n0.png,90,0\n")
     predict("--model", moge, images / "twice.csv", "--output", tmp_path / "parts")
@@ -331,7 +248,7 @@ def test_a_mistake_is_named_and_changes_no_file(moge, modes, images, whole, tmp_
     for name, job in (("cut", "{"), ("list", "[]")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "_job.json").write_text(job)
-    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES)
+    saved_run(tmp_path, "gmoe_tiny_patch16", TREES)
     places = {"modes": modes, "images": images, "whole": whole}
     places |= {"plain": tmp_path / "best", "cut": tmp_path / "cut", "list": tmp_path / "list"}
     before = parts(whole)

@@ -1,21 +1,26 @@
-"""A calibrated network in evaluate, predict and export: temperature, status and sets of real images."""
+"""Predictions of a calibrated network: temperature, status, sets and abstention."""
 
 import csv
 import json
+import os
 import shutil
+from collections import Counter
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
 from crepes.base import ConformalClassifier
 from PIL import Image
 
 import timm_moe_dg
+from tests.inference.conftest import TREES
 from tests.load_tool import load_tool
 from tests.networks.test_calibration import scored, scores
 from tests.saved_run import saved_run
-from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.inference.predictor import PartOptions, prediction_sets, thresholds
@@ -23,111 +28,68 @@ from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import save_calibration
 
-DATA = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--workers", "0", "--batch-size", "500"]
-QUICK = ["--workers", "0"]
+QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
+COLUMNS = ["logits", "features", "experts", "distance"]
+
+
+def predict(*words):
+    load_tool("predict").main([*map(str, words), *QUICK])
 
 
 def rows(path):
     return list(csv.DictReader(path.open()))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A network that was calibrated and evaluated, and images."""
-    folder = tmp_path_factory.mktemp("calibrated")
-    saved_run(folder, "gmoe_tiny_patch16", CLASSES)
-    words = ["--model", str(folder / "best"), *DATA]
-    load_tool("evaluate").main([*words, "--output", str(folder / "before")])
-    load_tool("evaluate").main([*words, "--calibrate", "--output", str(folder / "after")])
-    (folder / "images").mkdir()
-    digits = get_benchmark("rotated_digits").read(None)[0]
-    for index in range(5):
-        digits.image(index).convert("RGB").save(folder / "images" / f"{index}.png")
-    Image.new("RGB", digits.image(0).size).save(folder / "images" / "black.png")
-    (folder / "images" / "cut.png").write_bytes((folder / "images" / "0.png").read_bytes()[:70])
-    return folder
-
-
-def test_evaluate_shows_errors_before_and_after_with_the_same_answers(folder):
-    before, after = (pd.read_csv(folder / name / "per_domain.csv") for name in ("before", "after"))
-    assert before.ece.tolist() == before.ece_uncalibrated.tolist() == after.ece_uncalibrated.tolist()
-    assert after.accuracy.tolist() == before.accuracy.tolist()
-    trained = after[after.role == "train"]
-    assert trained.ece.mean() < trained.ece_uncalibrated.mean()
-    assert (folder / "after" / "reliability.png").read_bytes()[:4] == b"\x89PNG"
-    # The distributions of all classes are those of the logits divided by the temperature
-    temperature = load_calibration(f"local-dir:{folder / 'best'}").temperature
-    assert temperature != 1
-    names = [f"P({name})" for name in CLASSES]
-    plain, scaled = (pd.read_csv(folder / name / "predictions.csv")[names].to_numpy() for name in ("before", "after"))
-    expected = plain ** (1 / temperature)
-    np.testing.assert_allclose(scaled, expected / expected.sum(1, keepdims=True), atol=1e-3)
-
-
-def test_every_image_has_a_status_and_certain_answers(folder, tmp_path, caplog):
-    words = ["--model", str(folder / "best"), str(folder / "images"), *QUICK, "--coverage", "0.9", "--abstain", "0.2"]
-    load_tool("predict").main([*words, "--output", str(tmp_path / "p.csv"), "--columns", "logits"])
+def test_every_image_has_a_status_and_certain_answers(calibrated, tmp_path, caplog):
+    words = [
+        "--model",
+        str(calibrated / "best"),
+        str(calibrated / "images"),
+        *QUICK,
+        "--coverage",
+        "0.9",
+        "--abstain",
+        "0.2",
+    ]
+    predict(*words, "--output", str(tmp_path / "p.csv"), "--columns", "logits")
     table = rows(tmp_path / "p.csv")
     assert [row["status"] for row in table] == [*["ok"] * 5, "unlike", "unreadable"]
-    calibration = load_calibration(f"local-dir:{folder / 'best'}")
+    calibration = load_calibration(f"local-dir:{calibrated / 'best'}")
     least = sorted(calibration.validation.of_target.tolist(), reverse=True)[int(np.ceil(299 * 0.9)) - 1]
     for row in table[:-1]:
         probabilities = (torch.tensor(json.loads(row["logits"])) / calibration.temperature).softmax(0)
         assert float(row["probability"]) == pytest.approx(probabilities.max().item(), abs=1e-5)
         expected = {CLASSES[index] for index, value in enumerate(probabilities.tolist()) if value >= least}
         assert {*row["set"].split("|")} == expected
+        assert row["abstain"] == str(bool(probabilities.max() < calibration.validation.confidence[int(299 * 0.2)]))
     assert table[-1]["set"] == table[-1]["abstain"] == ""
-    load_tool("predict").main([*words, "--output", str(tmp_path / "parts")])
+    predict(*words, "--output", str(tmp_path / "parts"))
     parts = pd.read_parquet(tmp_path / "parts")
     assert ["|".join(names) for names in parts["set"][:-1]] == [row["set"] for row in table[:-1]]
     assert [str(value) for value in parts.abstain[:-1]] == [row["abstain"] for row in table[:-1]]
     with pytest.raises(SystemExit, match="holds the parts of another job, whose certainty"):
-        load_tool("predict").main([*words, "--coverage", "0.8", "--output", str(tmp_path / "parts")])
+        predict(*words, "--coverage", "0.8", "--output", str(tmp_path / "parts"))
 
 
-def test_a_calibration_of_other_weights_is_left_out(folder, tmp_path, caplog):
-    shutil.copytree(folder / "best", tmp_path / "best")
+def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog):
+    shutil.copytree(calibrated / "best", tmp_path / "best")
     torch.manual_seed(1)
     saved_run(tmp_path / "other", "gmoe_tiny_patch16", CLASSES)
     shutil.copy(tmp_path / "other" / "best" / "model.safetensors", tmp_path / "best")
-    words = ["--model", str(tmp_path / "best"), str(folder / "images"), *QUICK, "--output", str(tmp_path / "p.csv")]
-    load_tool("predict").main(words)
+    words = ["--model", str(tmp_path / "best"), str(calibrated / "images"), "--output", str(tmp_path / "p.csv")]
+    predict(*words)
     assert "its calibration is of other weights or settings" in caplog.text
     assert {row["status"] for row in rows(tmp_path / "p.csv")} == {"ok", "unreadable"}
     with pytest.raises(SystemExit, match=r"is not calibrated: .*evaluate.* --calibrate"):
-        load_tool("predict").main([*words, "--force", "--coverage", "0.9"])
+        predict(*words, "--force", "--coverage", "0.9")
 
 
-def test_the_recipe_of_a_program_has_the_temperature(folder, tmp_path):
-    words = ["--model", str(folder / "best"), "--formats", "pt2", "--rounds", "1", "--batch-size", "1"]
+def test_the_recipe_of_a_program_has_the_temperature(calibrated, tmp_path):
+    words = ["--model", str(calibrated / "best"), "--formats", "pt2", "--rounds", "1", "--batch-size", "1"]
     load_tool("export").main([*words, "--output", str(tmp_path)])
     recipe = json.loads((tmp_path / "preprocessing.json").read_text())
-    assert recipe["temperature"] == load_calibration(f"local-dir:{folder / 'best'}").temperature
+    assert recipe["temperature"] == load_calibration(f"local-dir:{calibrated / 'best'}").temperature
     assert recipe["probabilities"] == "softmax(logits / temperature)"
-
-
-def test_options_of_another_network_are_refused(folder):
-    with pytest.raises(SystemExit, match="img_size=64: changes the model that --calibrate stores with"):
-        load_tool("evaluate").main(["--model", str(folder / "best"), *DATA, "--calibrate", "--img-size", "64"])
-
-
-@pytest.mark.parametrize(("option", "value", "own"), [("trial_seed", 3, 1), ("holdout_fraction", 0.5, 0.3)])
-def test_images_that_the_run_trained_on_do_not_calibrate_it(option, value, own, tmp_path):
-    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [5], "trial_seed": 1}
-    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, {**args, "holdout_fraction": 0.3})
-    message = f"{option}={value}: is {own} in the run, which trained on images that would validate; leave it out"
-    with pytest.raises(timm_moe_dg.errors.ArgumentError, match=message):
-        timm_moe_dg.evaluate(tmp_path / "best", calibrate=True, workers=0, **{option: value})
-    assert not (tmp_path / "best" / CALIBRATION).exists()
-
-
-def test_a_held_out_domain_that_is_not_named_is_no_training_domain(tmp_path):
-    args = {"dataset": "rotated_digits", "data_dir": None, "test_domains": [1, 5], "trial_seed": 1}
-    saved_run(tmp_path, "gmoe_tiny_patch16", CLASSES, args)
-    scores = timm_moe_dg.evaluate(tmp_path / "best", test_domains=["rot_75"], calibrate=True, workers=0)
-    calibration = load_calibration(f"local-dir:{tmp_path / 'best'}")
-    assert calibration.held_out_domains == scores.domain[scores.test == 1].tolist() == ["rot_15", "rot_75"]
-    assert len(calibration.validation.confidence) == (scores.images[scores.role == "train"] // 5).sum()
 
 
 def test_places_decide_the_status_of_a_mixture_with_a_shared_expert(tmp_path):
@@ -179,3 +141,60 @@ def test_thresholds_are_those_of_validation_or_of_a_sweep_and_none_without_a_cal
             thresholds(options(**given), None)
     with pytest.raises(ArgumentError, match="calibration='x': has no effect alone"):
         thresholds(options(calibration="x"), own)
+
+
+def test_further_columns_are_those_of_the_network(images, moge):
+    network, rows = timm.create_model(moge, pretrained=True).eval(), pd.read_csv(images / "list.csv")
+    rows["path"] = [str(images / path) for path in rows.path]
+    frame = timm_moe_dg.predict_part(network, rows, columns=COLUMNS, top_k=2, batch_size=4, workers=0)
+    logits = torch.tensor(np.stack(frame.logits))
+    probabilities, classes = logits.double().softmax(1).sort(descending=True)
+    for rank, suffix in enumerate(("", "_2")):
+        np.testing.assert_allclose(frame[f"probability{suffix}"], probabilities[:, rank], atol=1e-6)
+        assert frame[f"class{suffix}"].tolist() == [TREES[index] for index in classes[:, rank]]
+    np.testing.assert_allclose(network.head(torch.tensor(np.stack(frame.features))).detach(), logits, atol=1e-5)
+    places = torch.tensor(frame[["lon", "lat"]].to_numpy(np.float32))
+    assert [row[-1] for row in frame.experts] == domains_at(network, places).tolist()
+    assert frame.experts[4].tolist() == [-1]
+    lon, lat = np.radians(frame.lon), np.radians(frame.lat)
+    nearest = np.full(10, np.inf)
+    for east, north in np.radians(network.metadata_encoder.coverage.points.numpy() / 1e6):
+        cosine = np.sin(lat) * np.sin(north) + np.cos(lat) * np.cos(north) * np.cos(lon - east)
+        nearest = np.minimum(nearest, 6371.0088 * np.arccos(cosine))
+    np.testing.assert_allclose(frame.distance, nearest, rtol=1e-6)
+
+
+def test_the_expert_of_tokens_is_that_of_most(images, tmp_path):
+    saved_run(tmp_path, "gmoe_tiny_patch16", TREES)
+    network = timm.create_model(f"local-dir:{tmp_path / 'best'}", pretrained=True).eval()
+    paths = sorted(map(str, images.glob("*.png")))
+    table = timm_moe_dg.predict_part(network, {"path": paths}, columns=["experts"], batch_size=4, workers=0)
+    view = timm.data.create_transform(**timm.data.resolve_model_data_config(network), is_training=False)
+    for path, experts in zip(paths, table.experts, strict=True):
+        with torch.no_grad(), timm_moe_dg.record_routing(network):
+            network(view(Image.open(path))[None])
+        (routing,) = timm_moe_dg.router_outputs(network).values()
+        counts = Counter(routing.expert_indices[:, 0].tolist())
+        assert counts[int(experts[0])] == max(counts.values())
+
+
+def test_unreadable_images_are_in_the_part_with_a_row_or_without(images, moge, tmp_path, caplog):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in "abcdef":
+        (folder / f"{name}.png").write_bytes(b"" if name in "bdef" else (images / "0.png").read_bytes())
+    words = ["--model", moge, folder, folder / "a.png", "--output", tmp_path / "parts"]
+    predict(*words, "--columns", "logits", "features")
+    table = pd.read_parquet(words[-1])
+    assert [os.path.basename(path)[0] for path in table.path] == [*"abcdef"]
+    assert (table.status == "unreadable").tolist() == [name in "bdef" for name in "abcdef"]
+    for column in ("class", "probability", "logits", "features"):
+        assert table[column].isna().tolist() == (table.status == "unreadable").tolist()
+    with pytest.raises(SystemExit, match="holds the parts of another job"):
+        predict(*words, "--skip-unreadable")
+    words[-1] = tmp_path / "fewer"
+    predict(*words, "--skip-unreadable")
+    noted = [json.loads(pq.read_schema(path).metadata[b"unreadable"]) for path in sorted(words[-1].glob("part*"))]
+    assert [[os.path.basename(path)[0] for path in paths] for paths in noted] == [["b"], ["d", "e", "f"]]
+    assert [os.path.basename(path)[0] for path in pd.read_parquet(words[-1]).path] == ["a", "c"]
+    assert "unreadable: 3 of 3 images" in caplog.text
