@@ -211,10 +211,7 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
     )
     assert both == pytest.approx({name: (first[name] + second[name]) / 2 for name in first}, abs=2e-6)
     load_tool("report").main([str(ensemble)])
-    assert (
-        "is an ensemble of 2 networks. Sections that need a single one are left out"
-        in (ensemble / "report.html").read_text()
-    )
+    assert "average start apart --method ensemble" in (ensemble / "report.html").read_text()
     for tool, words in {
         "export": ["--model", str(ensemble)],
         "push_to_hub": [str(ensemble), "--repo-id", "me/ensemble", "--dry-run", "--output", str(tmp_path / "hub")],
