@@ -21,13 +21,16 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
+from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import why_no_figures
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import (
+    OFFICIAL_RULES,
     OPTIONAL_COLUMNS,
     RULES,
+    SINGLE_SOURCE,
     Table,
     is_tabled,
     make_tables,
@@ -48,6 +51,8 @@ def build_parser() -> ToolParser:
     add("--rules", nargs="+", choices=RULES, metavar="RULE", help=rules)
     format_ = "format of the tables (default: %(default)s)"
     add("--format", choices=[*FORMATS, *DATA_FORMATS], default="text", help=format_)
+    whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
+    add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)
     further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains, and "
     further += "scores on the in-splits of held-out domains"
@@ -113,12 +118,16 @@ def main(argv: Sequence[str]) -> None:
     if args.new_site:
         print_new_site(args, parser, runs)
         return
+    report = whole_accuracy if args.whole_domain else reported_accuracy
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
-    tables = make_tables(runs, args.rules or RULES, further, by_group=args.groups)
+    tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
+    if args.whole_domain:
+        others = [table.title for table in tables if table.rule in (SINGLE_SOURCE, *OFFICIAL_RULES)]
+        reasons += [f"--whole-domain has no effect on: {title}" for title in others]
     note(reasons)
     if not args.rules:
         left_out = [run for run in runs if run.test_domains and not is_tabled(run, tables)]

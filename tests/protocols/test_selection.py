@@ -25,6 +25,7 @@ from timm_moe_dg.protocols.selection import (
     transfer_accuracy,
     validates_on_test_groups,
     validation_accuracy,
+    whole_accuracy,
     worst_groups,
 )
 
@@ -249,3 +250,19 @@ def test_a_tie_and_the_first_step_are_said():
     assert selection_remark([first, worse]) == early
     assert selection_remark([worse, tied]) is None
     assert selection_remark([first]) is None  # a run with one evaluation has no choice
+
+
+def test_the_whole_domain_weighs_images_alike():
+    record = invented(0, (0.0, 0.5, nan), in_acc=(1.0, 0.75, 0.25), test=(0,))
+    sizes = {"split_sizes": [[6, 2], [0, 4], [8, 0]]}
+    assert whole_accuracy(replace(record, args={**record.args, **sizes})) == 6 / 8
+    # By its rule, DomainBed's split of unknown size has these shares
+    assert whole_accuracy(record) == pytest.approx(0.8)
+    assert whole_accuracy(replace(record, args={**record.args, "holdout_fraction": 0.5})) == 0.5
+    # A split by photograph has no shares, but its numbers do
+    by_photograph = {**record.args, "split_by_photograph": True}
+    assert isnan(whole_accuracy(replace(record, args=by_photograph)))
+    assert whole_accuracy(replace(record, args={**by_photograph, **sizes})) == 6 / 8
+    # Several test domains count alike, and a split without images does not count
+    several = {**record.args, **sizes, "test_envs": [0, 2]}
+    assert whole_accuracy(replace(record, args=several)) == (6 / 8 + 0.25) / 2

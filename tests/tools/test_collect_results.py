@@ -87,6 +87,14 @@ def test_a_cell_without_a_value_has_none(tmp_path, shown, format_, read, empty):
     assert [row["mean"] == empty for row in rows] == [True, False, True, True]
 
 
+def test_whole_domain_is_another_number(folder, tmp_path, shown, capsys):
+    words = (folder, "--rules", "oracle")
+    assert shown(*words) != shown(*words, "--whole-domain")
+    write_run(tmp_path / "single", invented_records([1, 2]))
+    load_tool("collect_results").main([str(tmp_path), "--whole-domain"])
+    assert "--whole-domain has no effect on: toy, trained on domain 0 alone" in capsys.readouterr().err
+
+
 def test_comparison_and_columns(folder, shown):
     out = shown(folder, "--compare", "a", "b", "--rules", "leave_one_domain_out_cv", "--columns", "validation")
     assert out.splitlines()[2].split("  ")[0] == "domain"

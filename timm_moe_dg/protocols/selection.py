@@ -42,6 +42,28 @@ def reported_accuracy(record: Record) -> float:
     return _mean([record.in_acc[domain] for domain in record.test_domains])
 
 
+def whole_accuracy(record: Record) -> float:
+    """Returns the accuracy on all images of the test domain, or the unweighted mean of several test domains.
+
+    The splits are weighted by their numbers of images. Records without these, such as DomainBed's, are weighted by the
+    shares of `holdout_fraction`. The out-split is rounded down to whole images, so the error is at most the difference
+    of the splits' accuracies divided by the number of images. Without numbers, a split by photograph has no shares, and
+    the result is NaN.
+    """
+    share = nan if record.args.get("split_by_photograph") else record.args.get("holdout_fraction", 0.2)
+    sizes = record.args.get("split_sizes") or [(1 - share, share)] * len(record.in_acc)
+    return _mean([_of_both_splits(record, domain, sizes[domain]) for domain in record.test_domains])
+
+
+def _of_both_splits(record: Record, domain: int, sizes: Sequence[float]) -> float:
+    pairs = zip((record.in_acc[domain], record.out_acc[domain]), sizes, strict=True)
+    present = [(accuracy, size) for accuracy, size in pairs if not isnan(accuracy)]
+    if len(present) == 1:
+        return present[0][0]
+    total = sum(size for _, size in present)
+    return sum(accuracy * size for accuracy, size in present) / total if total else nan
+
+
 def transfer_accuracy(record: Record) -> float:
     """Returns the mean accuracy on the test domains' out-splits, the measure of single-source generalization."""
     return _mean([record.out_acc[domain] for domain in record.test_domains])

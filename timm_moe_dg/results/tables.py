@@ -135,13 +135,18 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 
 
 def make_tables(
-    runs: Sequence[FinishedRun], rules: Sequence[str] = RULES, further: Sequence[Column] = (), by_group: bool = False
+    runs: Sequence[FinishedRun],
+    rules: Sequence[str] = RULES,
+    report: Callable[[Record], float] = reported_accuracy,
+    further: Sequence[Column] = (),
+    by_group: bool = False,
 ) -> list[Table]:
     """Makes the tables of all rules and data sets that the runs have results for.
 
     Args:
         runs: Finished runs on any data sets.
         rules: Names in `RULES`.
+        report: Callable[[Record], float] of the selected record in held-out tables. Single-source tables always report out-splits.
         further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
@@ -157,7 +162,7 @@ def make_tables(
             elif rule in OFFICIAL_RULES:
                 made += _official_tables(frame, rule, further, by_group)
             else:
-                made.append(_held_out_table(frame, rule, further))
+                made.append(_held_out_table(frame, rule, report, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
         if len(made) > 1 and all(AVERAGE in table.columns for table in made):
@@ -196,15 +201,17 @@ def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     return {len(run.test_domains) for run in runs} >= ({1, 2} if rule == CROSS_VALIDATION else {1})
 
 
-def _held_out_table(runs: pd.DataFrame, rule: str, further: Sequence[Column]) -> Table:
+def _held_out_table(
+    runs: pd.DataFrame, rule: str, report: Callable[[Record], float], further: Sequence[Column]
+) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
     names = domain_names([run.records[0] for run in runs.run])
     needed = leave_one_or_two_domains_out(len(names)) if rule == CROSS_VALIDATION else leave_one_domain_out(len(names))
     held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
-    values, title = selected.map(reported_accuracy).astype(float), f"selection by {rule_title(rule)}"
+    values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
     shares = [(name, at(values, "domain", domain)) for domain, name in enumerate(names)]
-    shares += _averaged([Column(AVERAGE, reported_accuracy), *further], selected, len(names))
+    shares += _averaged([Column(AVERAGE, report), *further], selected, len(names))
     return _table(runs, rule, title, shares, _missing(needed, runs), {"OOD": range(len(names))})
 
 
