@@ -146,7 +146,7 @@ def make_tables(
     Args:
         runs: Finished runs on any data sets.
         rules: Names in `RULES`.
-        report: Callable[[Record], float] of the selected record in held-out tables. Single-source tables always report out-splits.
+        report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
         further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
