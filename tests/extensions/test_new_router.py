@@ -8,10 +8,11 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import timm_moe_dg
+from tests.models.cases import overlay
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError, RouterError
 from timm_moe_dg.layers import LinearRouter, MoeMlp, Router, RouterOutput, register_router
@@ -85,15 +86,16 @@ def images() -> Tensor:
     return torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def test_its_name_and_options_reach_every_mixture_layer() -> None:
-    routers = [module for module in make().modules() if isinstance(module, Router)]
+def test_its_options_reach_every_mixture_layer_and_tokens_go_where_it_says() -> None:
+    model = make().train()
+    routers = [module for module in model.modules() if isinstance(module, Router)]
     assert [type(router) for router in routers] == [DistanceRouter] * 2
     assert {router.scales.unique().item() for router in routers} == {0.5}
-
-
-def test_tokens_go_where_it_says() -> None:
-    model = make().eval()
-    with timm_moe_dg.record_routing(model):
+    model(images())
+    routings = timm_moe_dg.router_outputs(model).values()
+    expected = sum((routing.probabilities.mean(0) - 1 / 6).square().sum().item() for routing in routings)
+    assert timm_moe_dg.auxiliary_loss(model).item() == pytest.approx(expected)  # of its own
+    with timm_moe_dg.record_routing(model.eval()):
         model(images())
     for routing in timm_moe_dg.router_outputs(model).values():
         assert torch.equal(routing.expert_indices, routing.logits.topk(2).indices)
@@ -111,38 +113,24 @@ def test_one_training_step_moves_all_of_its_parameters() -> None:
     assert not [name for name, value in before.items() if torch.equal(value, model.state_dict()[name])]
 
 
-@pytest.mark.parametrize("groups", [param_groups_weight_decay, param_groups_layer_decay])
-def test_what_it_exempts_from_weight_decay_is_exempt(groups) -> None:
+def test_what_it_exempts_from_weight_decay_is_exempt() -> None:
     model = make()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    made = groups(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
-    decay = {names[id(parameter)]: group["weight_decay"] for group in made for parameter in group["params"]}
+    groups = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
+    decay = {names[id(parameter)]: group["weight_decay"] for group in groups for parameter in group["params"]}
     assert {decay[f"blocks.{block}.mlp.router.scales"] for block in (0, 2)} == {0.0}
     assert {decay[f"blocks.{block}.mlp.router.centers"] for block in (0, 2)} == {0.05}
 
 
-def test_a_saved_model_comes_back_with_it(tmp_path: Path) -> None:
-    model = make().eval()
+@torch.no_grad()
+def test_a_dense_checkpoint_is_upcycled_around_it_and_a_saved_model_comes_back_with_it(tmp_path: Path) -> None:
+    dense = timm.create_model("deit_tiny_patch16_224", **SIZES).eval()
+    model = make(**overlay(dense.state_dict(), 4)).eval()
+    torch.testing.assert_close(model(images()), dense(images()), rtol=0, atol=1e-5)
     save_for_hf(model, str(tmp_path), safe_serialization=True)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert again.blocks[0].mlp.router.scale == 0.5
-    with torch.no_grad():
-        assert torch.equal(again(images()), model(images()))
-
-
-def test_a_dense_checkpoint_is_upcycled_around_it() -> None:
-    dense = timm.create_model("deit_tiny_patch16_224", **SIZES).eval()
-    overlay = {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dense.state_dict(), "num_classes": 4}}
-    with torch.no_grad():
-        torch.testing.assert_close(make(**overlay).eval()(images()), dense(images()), rtol=0, atol=1e-5)
-
-
-def test_the_auxiliary_loss_is_its_own() -> None:
-    model = make().train()
-    model(images())
-    routings = timm_moe_dg.router_outputs(model).values()
-    expected = sum((routing.probabilities.mean(0) - 1 / 6).square().sum().item() for routing in routings)
-    assert timm_moe_dg.auxiliary_loss(model).item() == pytest.approx(expected)
+    assert torch.equal(again(images()), model(images()))
 
 
 def still() -> nn.Module:
@@ -217,16 +205,6 @@ def test_its_bias_is_resumed_bit_by_bit_and_averaged_networks_have_it() -> None:
         assert torch.equal(resumed.state_dict()[name], value), name
 
 
-def test_an_option_that_it_does_not_have_and_a_taken_name_are_refused() -> None:
-    with pytest.raises(RouterError, match=r"router_kwargs=\{'tempo': 1\}: router='toy' takes \['scale'\]"):
-        timm.create_model("gmoe_tiny_patch16", router="toy", router_kwargs={"tempo": 1}, **SIZES)
-    with pytest.raises(RouterError, match=r"router='linear': .*LinearRouter has this name; choose another"):
-        register_router("linear")(DistanceRouter)
-    with pytest.raises(RouterError, match=r"router='other': .*Linear'> is not a subclass of"):
-        register_router("other")(torch.nn.Linear)
-    register_router("toy")(DistanceRouter)  # the same class again, as when a notebook's cell is run twice
-
-
 class Faulty(LinearRouter):
     def __init__(self, in_features: int, num_experts: int, top_k: int) -> None:
         super().__init__(in_features, num_experts, top_k)
@@ -235,13 +213,18 @@ class Faulty(LinearRouter):
         return routing.logits
 
 
-def test_a_constructor_that_lacks_arguments_and_a_loss_that_is_no_scalar_are_refused(monkeypatch) -> None:
+def test_unknown_options_a_constructor_that_lacks_arguments_and_a_loss_that_is_no_scalar_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register_router("toy")(DistanceRouter)  # the same class again, as when a notebook's cell is run twice
+    with pytest.raises(RouterError, match=r"^router_kwargs=\{'tempo': 1\}: router='toy'"):
+        timm.create_model("gmoe_tiny_patch16", router="toy", router_kwargs={"tempo": 1}, **SIZES)
     monkeypatch.setitem(ROUTERS, "faulty", Faulty)
-    with pytest.raises(RouterError, match="its constructor must accept device, dtype, noise_std, normalize"):
+    with pytest.raises(RouterError, match=r"^router_kwargs=\{\}: router='faulty' .*normalize_weights"):
         timm.create_model("gmoe_tiny_patch16", router="faulty", **SIZES)
     layer = MoeMlp(8, num_experts=2)
     layer.router = Faulty(8, 2, 1)
     layer(torch.randn(3, 8))
     for collect in (auxiliary_loss, lambda model: reported_losses(model, torch.zeros(3, dtype=torch.int64))):
-        with pytest.raises(ArgumentError, match=r"loss=\(3, 2\): .* must report a scalar tensor"):
+        with pytest.raises(ArgumentError, match=r"^loss=\(3, 2\)"):
             collect(layer)

@@ -16,9 +16,9 @@ import timm_moe_dg
 from tests.algorithms.networks import build, network
 from tests.algorithms.networks import minibatches as minibatches_of
 from tests.gpu.device import MixedDevicesError, PretendedTensor, backward, pretended_cuda, to_host
-from tests.layers.test_choice import KINDS
-from tests.layers.test_choice import images as tokens_of_images
-from tests.layers.test_choice import layer as choosing_layer
+from tests.layers.test_routing import KINDS
+from tests.layers.test_routing import images as tokens_of_images
+from tests.layers.test_routing import layer as choosing_layer
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.data import Split

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.layers.test_moe_mlp import make_layer
+from tests.layers.test_mixtures import make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.weighted_experts import ACTIVATIONS, weighted_experts
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
