@@ -7,8 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown import markdown as rendered
 
-from tests.hub.published import CARDS, fine_tuned, write_run
-from tests.hub.test_card import card_of_run
+from tests.hub.published import CARDS, card_of_run, fine_tuned, write_run
 from tests.hub_repository import card_mistakes
 from timm_moe_dg.cli.text import code, csv_cell, csv_path, duration, markdown, one_line
 from timm_moe_dg.hub.card import write_card

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from huggingface_hub import ModelCard
 from PIL import Image
 from torch import nn
 
 from tests.models.cases import BY_NAME, SMALL, Case, randomize
+from timm_moe_dg.hub.card import write_card
+from timm_moe_dg.hub.folder import fill_from_run, load_folder
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.protocols.records import Record
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "hub_cards"
+REPOSITORY = "someone/network"
 NAMES = [*BY_NAME, "erm_le_tiny_patch16", "d3g_tiny_patch16"]
 CLASSES = ("cat", "dog", "elephant", "giraffe", "horse")
 ACCURACIES = {0: (0.25, 0.125), 20: (0.5, 0.375), 40: (0.75, 0.25)}  # step -> (in-splits, out-splits)
@@ -64,6 +68,14 @@ def write_run(folder: Path, network: nn.Module | None = None, classes: tuple[str
     Image.effect_noise((8, 8), 80).save(folder / "learning_curves.png")
     (folder / "done").write_text("done")
     return folder
+
+
+def card_of_run(root: Path, network: nn.Module | None = None, **args: Any) -> ModelCard:
+    """Writes a run below a folder, and the folder to publish with its card, which is returned."""
+    run = write_run(root / "run", network, **args)
+    (root / "folder").mkdir()
+    origin = fill_from_run(root / "folder", run)
+    return write_card(root / "folder", load_folder(root / "folder"), REPOSITORY, origin, CARDS)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A published model comes back over HTTP, bit by bit, through timm alone."""
+"""A published model comes back over HTTP, bit by bit, through timm alone, and for the tools."""
 
 import shutil
 
@@ -6,17 +6,24 @@ import pytest
 import timm
 import torch
 from huggingface_hub import constants
+from PIL import Image
 
-from tests.hub.published import CARDS, CLASSES, NAMES, case_of, fine_tuned, write_run
+from tests.hub.published import CARDS, CLASSES, NAMES, REPOSITORY, case_of, fine_tuned, write_run
+from tests.hub_server import Repository
+from tests.load_tool import load_tool
+from tests.saved_run import saved_run
+from timm_moe_dg.data.readers.digits import CLASSES as DIGITS
 from timm_moe_dg.errors import CheckpointError, MoeDgError
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
 from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.build import build_network
+from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("hub")
-REPOSITORY = "someone/network"
+HUB = f"hf-hub:{REPOSITORY}"
+QUICK = ["--workers", "0", "--batch-size", "500"]
 
 
 def publish(folder, network, repo_id=REPOSITORY, **options):
@@ -37,7 +44,7 @@ def test_every_model_comes_back_bit_by_bit(name, tmp_path):
     size = {"img_size": 32, "embed_dim": 48, "depth": 3, "num_heads": 3} if name.startswith("deit") else {}
     network = fine_tuned(name, **size)
     publish(tmp_path / "folder", network)
-    again = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
+    again = timm.create_model(HUB, pretrained=True).eval()
     assert equal_weights(network, again)
     inputs = case_of(name).inputs() if name in NAMES else (torch.randn(2, 3, 32, 32),)
     assert torch.equal(again(*inputs), network(*inputs))
@@ -49,7 +56,7 @@ def test_the_shared_expert_that_was_trained_alone_answers_alone(tmp_path):
     network.set_expert_mode("shared")
     publish(tmp_path / "folder", network)
     images, metadata = case_of("moge_tiny").inputs()
-    again = load_trained(f"hf-hub:{REPOSITORY}")
+    again = load_trained(HUB)
     assert torch.equal(again(images, metadata), network(images))
     again.set_expert_mode("routed")
     assert not torch.equal(again(images, metadata), network(images))
@@ -60,9 +67,9 @@ def test_other_classes_change_the_classifier_alone_also_for_fine_tuning(tmp_path
     network = fine_tuned()
     images = case_of("gmoe_tiny_patch16").images()
     publish(tmp_path / "folder", network)
-    by_timm = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True, num_classes=3).eval()
-    ours = build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True).eval()
-    same = build_network(f"hf-hub:{REPOSITORY}", len(CLASSES), pretrained=True).eval()
+    by_timm = timm.create_model(HUB, pretrained=True, num_classes=3).eval()
+    ours = build_network(HUB, 3, pretrained=True).eval()
+    same = build_network(HUB, len(CLASSES), pretrained=True).eval()
     for model in (by_timm, ours):
         assert torch.equal(model.forward_features(images), network.forward_features(images))
         assert model(images).shape == (3, 3)
@@ -75,20 +82,20 @@ def test_a_pinned_revision_stays_what_it_was(hub, tmp_path):
     publish(tmp_path / "second", second)
     assert len(hub.commits(REPOSITORY)) == 2
     assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}@{pinned}", pretrained=True), first)
-    assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True), second)
+    assert equal_weights(timm.create_model(HUB, pretrained=True), second)
 
 
 def test_without_a_connection_the_cache_is_enough(hub, tmp_path, monkeypatch):
     network = fine_tuned("moge_tiny")
     publish(tmp_path / "folder", network)
-    timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True)
+    timm.create_model(HUB, pretrained=True)
     asked = len(hub.requests)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert equal_weights(timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True), network)
+    assert equal_weights(timm.create_model(HUB, pretrained=True), network)
     assert len(hub.requests) == asked
     shutil.rmtree(constants.HF_HUB_CACHE)
     with pytest.raises(CheckpointError, match=r"hf-hub:someone/network cannot be had .*check the connection"):
-        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+        build_network(HUB, 3, pretrained=True)
 
 
 def test_a_download_that_breaks_off_is_an_error_and_the_next_one_is_whole(hub, tmp_path):
@@ -96,18 +103,18 @@ def test_a_download_that_breaks_off_is_an_error_and_the_next_one_is_whole(hub, t
     publish(tmp_path / "folder", network)
     hub.drop = lambda request: request.startswith("GET") and request.endswith(".safetensors")
     with pytest.raises(CheckpointError, match="cannot be had"):
-        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+        build_network(HUB, 3, pretrained=True)
     hub.drop = lambda request: False
-    assert equal_weights(build_network(f"hf-hub:{REPOSITORY}", len(CLASSES), pretrained=True), network)
+    assert equal_weights(build_network(HUB, len(CLASSES), pretrained=True), network)
 
 
 def test_a_file_that_was_cut_in_the_cache_is_named(tmp_path):
     publish(tmp_path / "folder", fine_tuned())
-    timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True)
+    timm.create_model(HUB, pretrained=True)
     (weights,) = (path for path in (tmp_path / "cache").rglob("model.safetensors"))
     weights.resolve().write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"hf-hub:someone/network cannot be had \(SafetensorError"):
-        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+        build_network(HUB, 3, pretrained=True)
 
 
 @pytest.mark.parametrize("other", ["moge_tiny", "erm_le_tiny_patch16", "deit_tiny_patch16_224"])
@@ -116,7 +123,7 @@ def test_a_configuration_that_names_another_architecture_does_not_load(other, hu
     files = hub.repositories[REPOSITORY].at("main").files
     files["config.json"] = files["config.json"].replace(b"gmoe_tiny_patch16", other.encode())
     with pytest.raises(MoeDgError, match="hf-hub:someone/network"):
-        build_network(f"hf-hub:{REPOSITORY}", 3, pretrained=True)
+        build_network(HUB, 3, pretrained=True)
 
 
 def test_a_run_is_published_with_its_own_files_and_no_pickle(hub, tmp_path, tool):
@@ -125,3 +132,55 @@ def test_a_run_is_published_with_its_own_files_and_no_pickle(hub, tmp_path, tool
     files = hub.repositories[REPOSITORY].at("main").files
     assert set(files) == {"README.md", "config.json", "learning_curves.png", "model.safetensors", "results.jsonl"}
     assert files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def best(hub, tmp_path):
+    """A saved network that is published as well."""
+    saved_run(tmp_path, "gmoe_tiny_patch16", DIGITS)
+    hub.repositories[REPOSITORY] = Repository(tmp_path / "best")
+    return f"local-dir:{tmp_path / 'best'}"
+
+
+def test_predictions_of_a_published_network(best, tmp_path, capsys):
+    Image.effect_noise((20, 30), 80).save(tmp_path / "image.png")
+    rows = []
+    for model in (HUB, best):
+        load_tool("predict").main(["--model", model, str(tmp_path / "image.png"), "--top-k", "10", *QUICK])
+        rows.append(capsys.readouterr().out)
+    assert rows[0] == rows[1]
+    assert sorted(rows[0].splitlines()[1].split(",")[1:-1:2]) == list(DIGITS)
+
+
+def test_a_published_network_has_its_calibration(best, hub, tmp_path, capsys):
+    words = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--calibrate", *QUICK]
+    with pytest.raises(SystemExit, match="calibrate=True: stores a file with the model"):
+        load_tool("evaluate").main(["--model", HUB, *words])
+    load_tool("evaluate").main(["--model", best, *words])
+    hub.repositories[REPOSITORY] = Repository(tmp_path / "best")
+    Image.new("RGB", (8, 8)).save(tmp_path / "black.png")
+    tables = []
+    for model in (HUB, best):
+        capsys.readouterr()
+        load_tool("predict").main(["--model", model, str(tmp_path / "black.png"), "--coverage", "0.9", *QUICK])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    assert ",unlike," in tables[0]
+
+
+def test_a_cache_that_timm_filled_lacks_a_calibration_and_says_so_until_the_hub_has_answered(best, monkeypatch, caplog):
+    timm.create_model(HUB, pretrained=True)
+    with monkeypatch.context() as offline:
+        offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert load_calibration(HUB) is None
+    assert f"model='{HUB}': calibration.safetensors is not in the Hub's cache" in caplog.text
+    caplog.clear()
+    for is_offline in (False, True):  # the Hub answers that there is none, and the cache remembers it
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+        assert load_calibration(HUB) is None
+    assert not caplog.text
+
+
+def test_a_network_that_is_not_there_is_named(best):
+    with pytest.raises(SystemExit, match=r"CheckpointError: .*hf-hub:someone/other cannot be had"):
+        load_tool("evaluate").main(["--model", "hf-hub:someone/other", "--dataset", "rotated_digits", *QUICK])

@@ -1,10 +1,13 @@
-"""The command that repeats a run, and options without local paths."""
+"""The folder of a run: its files without local paths, the origin of its weights, and the command that repeats it."""
 
 import json
 import subprocess
 
+import pytest
+
+from tests.hub.published import card_of_run, config_of, invented_records, write_run
 from tests.load_tool import load_tool
-from timm_moe_dg.hub.folder import training_command, without_local_paths
+from timm_moe_dg.hub.folder import fill_from_run, origin_of_run, training_command, without_local_paths
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 
 
@@ -44,3 +47,45 @@ def test_only_absolute_paths_are_shortened():
     kwargs = {"model_kwargs": {"backbone": "local-dir:/home/me/best", "depth": 2}}
     assert without_local_paths(kwargs) == {"model_kwargs": {"backbone": "local-dir:best", "depth": 2}}
     assert without_local_paths({"model": "hf-hub:org/name", "dataset": "hub:org/data"})["model"] == "hf-hub:org/name"
+
+
+def test_hidden_pictures_are_not_published(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "figures").mkdir()
+    for name in ("._learning_curves.png", "figures/._map.png", "figures/map.png", "best/calibration.safetensors"):
+        (run / name).write_bytes(b"a picture")
+    (tmp_path / "folder").mkdir()
+    fill_from_run(tmp_path / "folder", run)
+    names = sorted(str(path.relative_to(tmp_path / "folder")) for path in (tmp_path / "folder").rglob("*.png"))
+    assert names == ["figures/map.png", "learning_curves.png"]
+    assert (tmp_path / "folder" / "calibration.safetensors").read_bytes() == b"a picture"
+
+
+@pytest.mark.parametrize(
+    ("args", "base_model", "start", "license"),
+    [
+        ({"pretrained": False}, None, "random initialization", "unknown"),
+        ({"initial_checkpoint": "/home/me/dense.safetensors"}, None, "the file `dense.safetensors`", "unknown"),
+        ({"model": "hf-hub:org/name@main"}, "org/name", "[org/name](https://huggingface.co/org/name)", "apache-2.0"),
+        ({"model": "local-dir:output/x/best"}, None, "a network of an earlier run", "unknown"),
+    ],
+)
+def test_base_model_and_license_are_of_what_the_run_started_from(args, base_model, start, license, tmp_path):
+    origin = origin_of_run(invented_records(**args))
+    assert (origin.base_model, origin.start) == (base_model, start)
+    card = card_of_run(tmp_path, **args)
+    assert card.data.license == license
+    assert f"| License of the weights | {license} |" in card.text
+    # Whoever goes on from here inherits it
+    assert config_of(tmp_path / "folder")["pretrained_cfg"]["license"] == license
+
+
+def test_published_records_keep_their_numbers_and_lose_the_paths_of_this_machine(tmp_path):
+    card_of_run(tmp_path, data_dir="/home/me/images", output="output")
+    before, after = (
+        [json.loads(line) for line in (tmp_path / place / "results.jsonl").read_text().splitlines()]
+        for place in ("run", "folder")
+    )
+    assert [row["args"].pop("data_dir") for row in before] == ["/home/me/images"] * 3
+    assert [row["args"].pop("data_dir") for row in after] == ["images"] * 3
+    assert after == before
