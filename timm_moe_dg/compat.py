@@ -16,12 +16,9 @@ from timm.models._hub import (
 )
 from timm.models._input import update_model_args  # records a changed argument in the saved config.json
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack, is_batchedtensor, is_legacy_batchedtensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # the base class for all dimensions
-
-# The operator behind the public F.grouped_mm, for counting its operations
-GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 
 
 def in_transforms() -> bool:
@@ -33,11 +30,6 @@ def in_vmap() -> bool:
     """Whether torch.vmap is among the active transforms."""
     levels = get_interpreter_stack() or [] if in_transforms() else []
     return any(level.key() == TransformType.Vmap for level in levels)
-
-
-def is_batch_of_gradients(grad: Tensor) -> bool:
-    """Whether a backward pass runs for several gradients at once, in torch.vmap or by `is_grads_batched`."""
-    return not torch.compiler.is_compiling() and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad))
 
 
 def in_forward_derivatives() -> bool:

@@ -24,12 +24,11 @@ from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
 from timm_moe_dg.data import Split
 from timm_moe_dg.finetuning.model import build_task_loss
 from timm_moe_dg.layers import Coverage, GeoMoeMlp, LossWeights, expert_implementation_info, set_expert_implementation
-from timm_moe_dg.layers.fast_experts import draw_seed
 from timm_moe_dg.losses import force_tokens, moge_losses, reported_losses
 from timm_moe_dg.protocols.evaluation import predict
 
 CUDA = "cuda:0"
-WAYS = ("sorted", "grouped", "loop")
+WAYS = ("grouped", "loop")
 TYPES = (None, torch.bfloat16, torch.float16)
 SHORT = {"depth": 2, "moe_layers": [1]}
 MODELS = [case for case in CASES if case.name not in ("gmoe_small_patch16", "gmoe_base_patch16")]  # one size of GMoE
@@ -37,10 +36,11 @@ MODELS = [case for case in CASES if case.name not in ("gmoe_small_patch16", "gmo
 STEPS = [
     (case, way, dtype)
     for case, way, dtype in product(MODELS, WAYS, TYPES)
-    if dtype is None or way == "sorted" or case is MODELS[0]
+    if dtype is None or way == "grouped" or case is MODELS[0]
 ]
 # What a GPU waits for in one forward with one mixture layer
-WAITS = {"sorted": {"layers/assignments.py tolist": 1}, "grouped": {}, "loop": {"layers/experts.py nonzero": 6}}
+COUNTS = "layers/assignments.py copy to the host"
+WAITS = {"grouped": {COUNTS: 1}, "loop": {"layers/experts.py nonzero": 6}}
 
 
 def training_step(model, inputs, dtype, device):
@@ -100,7 +100,7 @@ def test_a_method_trains_as_on_the_cpu_without_waiting(method):
         for step in steps:
             torch.manual_seed(step)
             losses = algorithm.update(context, batches[step])
-    assert waits.pop("layers/assignments.py tolist") >= len(steps)  # of the mixture layer
+    assert waits.pop(COUNTS) >= len(steps)  # of the mixture layer
     # MLDG draws on the device which domains are its test, so that all processes agree
     assert dict(waits) == ({"algorithms/meta.py tolist": len(steps)} if method == "MLDG" else {})
     assert losses.keys() == expected.keys()
@@ -116,7 +116,6 @@ def test_choices_of_experts_and_their_balance_do_not_wait(kind):
     weights = LossWeights(z_coef=1.0, image_coef=1.0, domain_coef=1.0)
 
     def steps(moe, x, target):
-        set_expert_implementation(moe, "grouped")
         results = []
         for _ in range(2):
             losses = [moe(x).square().sum(), *(loss.value for loss in reported_losses(moe, target, weights).values())]
@@ -132,7 +131,7 @@ def test_choices_of_experts_and_their_balance_do_not_wait(kind):
         moe, x, target = layers[1].to(CUDA), x.to(CUDA), target.to(CUDA)
         waits.clear()
         results = steps(moe, x, target)
-    assert not waits
+    assert dict(waits) == {COUNTS: 2}  # in two forwards
     for mine, theirs in zip(results, expected, strict=True):
         assert difference(mine, theirs) <= 1e-5
 
@@ -142,7 +141,6 @@ def test_the_invariance_and_diversity_losses_do_not_wait():
     case = next(case for case in CASES if case.name == "moge_tiny")
     model = case.small(**{**SHORT, **case.without_chance})
     force_tokens(model, 4)
-    set_expert_implementation(model, "grouped")
     with pretended_cuda() as waits:
         model.to(CUDA)
         inputs, target = [x.to(CUDA) for x in case.inputs()], torch.tensor([0, 1, 0]).to(CUDA)
@@ -150,7 +148,7 @@ def test_the_invariance_and_diversity_losses_do_not_wait():
         model(*inputs)
         losses = moge_losses(model, target)
     assert losses.keys() == {"cka_loss", "supcon_loss"}
-    assert not waits
+    assert dict(waits) == {COUNTS: 1}
 
 
 @pytest.mark.parametrize("name", AVERAGING)
@@ -183,7 +181,6 @@ def test_averages_move_on_the_device(name):
 
 def test_an_evaluation_waits_once_for_each_column():
     net = network("mixture").float()
-    set_expert_implementation(net, "grouped")
     batches = [(x.float(), y, torch.zeros(len(y)).long()) for x, y in minibatches_of("mixture", 0)]
     expected = predict(net, batches)
     with pretended_cuda() as waits:
@@ -191,7 +188,7 @@ def test_an_evaluation_waits_once_for_each_column():
         batches = [tuple(column.to(CUDA) for column in batch) for batch in batches]
         waits.clear()
         predictions = predict(net, batches)
-    assert dict(waits) == {"protocols/evaluation.py copy to the host": 5}
+    assert dict(waits) == {"protocols/evaluation.py copy to the host": 5, COUNTS: len(batches)}
     assert not any(isinstance(column, PretendedTensor) for column in predictions)
     assert all(torch.allclose(mine, theirs, equal_nan=True) for mine, theirs in zip(predictions, expected, strict=True))
 
@@ -217,7 +214,7 @@ def test_the_tests_for_a_real_gpu_run_on_the_pretended_one(monkeypatch):
     with pretended_cuda():
         for way, dtype in product(("auto", *WAYS), TYPES):
             test_cuda.test_a_training_step_equals_that_of_the_cpu(MODELS[0], way, dtype)
-        test_cuda.test_a_step_is_repeated_bit_for_bit("grouped", monkeypatch)
+        test_cuda.test_a_step_is_repeated_bit_for_bit(monkeypatch)
 
 
 def test_coverage_is_decided_on_the_device():
@@ -303,15 +300,8 @@ def test_a_wait_is_noticed(mistake):
     assert sum(waits.values()) == 1
 
 
-def test_dropout_s_seed_never_comes_from_the_device():
-    with pretended_cuda() as waits:
-        assert not isinstance(draw_seed(), PretendedTensor)
-    assert not waits
-
-
 def test_images_without_metadata_and_without_a_shared_expert_are_refused_without_a_wait():
     layer = GeoMoeMlp(8, 16, context_features=4, num_experts=2, top_k=1, shared_expert=False)
-    set_expert_implementation(layer, "grouped")
     with pretended_cuda() as waits:
         layer.to(CUDA)
         inputs = [x.to(CUDA) for x in (torch.randn(2, 3, 8), torch.randn(2, 4), torch.tensor([True, False]))]
@@ -322,16 +312,16 @@ def test_images_without_metadata_and_without_a_shared_expert_are_refused_without
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "way"),
-    [((9, 0), torch.bfloat16, "grouped"), ((9, 0), None, "sorted"), ((8, 6), torch.bfloat16, "sorted")],
+    ("capability", "dtype", "waiting"), [((9, 0), torch.bfloat16, 0), ((9, 0), None, 1), ((8, 6), torch.bfloat16, 1)]
 )
-def test_the_grouped_way_is_taken_where_a_gpu_has_a_kernel_for_it(capability, dtype, way):
-    case = CASES[0]
-    model = case.small(**SHORT).eval()
-    with pretended_cuda(capability):
+def test_nothing_waits_where_a_gpu_has_a_kernel_for_all_experts(capability, dtype, waiting):
+    model = CASES[0].small(**SHORT)
+    with pretended_cuda(capability) as waits:
         model.to(CUDA)
+        images, target = CASES[0].images().to(CUDA), torch.tensor([0, 1, 0]).to(CUDA)
+        waits.clear()
         with torch.autocast("cuda", dtype) if dtype else nullcontext():
-            model(case.images().to(CUDA))
-    assert list(expert_implementation_info(model).values()) == [way]
-    reason = "kernel for all experts" if way == "grouped" else "one wait"
-    assert all(reason in why for why in expert_implementation_info(model, reasons=True).values())
+            loss = F.cross_entropy(model(images).float(), target)
+        loss.backward()
+    assert dict(waits) == ({COUNTS: waiting} if waiting else {})
+    assert set(expert_implementation_info(model).values()) == {"grouped"}

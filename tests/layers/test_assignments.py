@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.references.naive_moe import naive_drops
-from timm_moe_dg.layers.assignments import expert_capacity, group_assignments, over_capacity, sort_assignments
+from timm_moe_dg.layers.assignments import Assignments, expert_capacity, over_capacity
 
 TABLES = st.integers(1, 6).flatmap(
     lambda experts: st.tuples(
@@ -22,37 +22,37 @@ def as_indices(rows):
 
 
 @given(TABLES, st.data())
-def test_sorting_lists_every_assignment_once(table, data):
+def test_each_item_stands_once_in_the_rows_of_each_of_its_experts(table, data):
     num_experts, rows = table
     indices = as_indices([[data.draw(st.sampled_from([expert, num_experts])) for expert in row] for row in rows])
-    assignments = sort_assignments(indices, num_experts)
+    assignments = Assignments.of(indices, num_experts, counts_on_cpu=True)
     flat = indices.flatten().tolist()
     positions = [position for expert in range(num_experts) for position, index in enumerate(flat) if index == expert]
-    assert assignments.positions.tolist() == positions
-    assert assignments.items.tolist() == [position // indices.shape[1] for position in positions]
-    assert assignments.counts == [flat.count(expert) for expert in range(num_experts)]
+    nowhere = [position for position, index in enumerate(flat) if index == num_experts]
+    assert assignments.order.tolist() == [*positions, *nowhere[:1]]
+    assert assignments.counts.tolist() == [flat.count(expert) for expert in range(num_experts)]
     ranks = {position: rank for rank, position in enumerate(positions)}
-    assert assignments.ranks.flatten().tolist() == [
-        ranks.get(position, len(positions)) for position in range(len(flat))
-    ]
+    assert assignments.ranks.flatten().tolist() == [ranks.get(place, len(positions)) for place in range(len(flat))]
+    x, weights = torch.randn(len(rows), 1, 2), torch.rand(indices.shape)
+    gathered = assignments.gather(x)
+    assert torch.equal(gathered, x[assignments.order // indices.shape[1]])
+    gathered[len(positions) :] = 0
+    expected = x * (weights * (indices < num_experts)).sum(1).view(-1, 1, 1)
+    torch.testing.assert_close(assignments.combine(gathered, weights), expected)
+
+
+def test_where_values_are_not_read_each_assignment_has_a_row():
+    indices = torch.tensor([[2, 0], [0, 3], [3, 2], [0, 1]])
+    assignments = Assignments.of(indices, 3, counts_on_cpu=False)
+    assert assignments.order.tolist() == [1, 2, 6, 7, 0, 5, 3, 4]
+    assert assignments.ranks.tolist() == [[4, 0], [1, 6], [7, 5], [2, 3]]
+    assert assignments.counts.tolist() == [3, 1, 2]
 
 
 def test_many_assignments_keep_the_order_of_items_within_an_expert():
     indices = torch.randint(0, 5, (700, 2), generator=torch.Generator().manual_seed(0))
-    assignments = sort_assignments(indices, 5)
-    assert all((items.diff() >= 0).all() for items in assignments.items.split(assignments.counts))
-
-
-def test_grouped_assignments_have_those_of_nowhere_at_the_end():
-    indices = torch.tensor([[2, 0], [0, 3], [3, 2], [0, 1]])
-    assignments = group_assignments(indices, 3)
-    assert assignments.order.tolist() == [1, 2, 6, 7, 0, 5, 3, 4]
-    assert assignments.experts.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert assignments.ends.tolist() == [3, 4, 8]
-    assert assignments.counts() == [3, 1, 4]
-    assert assignments.ranks.tolist() == [[4, 0], [1, 6], [7, 5], [2, 3]]
-    assert assignments.absent.tolist() == [[False, False], [False, True], [True, False], [False, False]]
-    assert group_assignments(indices.clamp(max=2), 3).absent is None
+    assignments = Assignments.of(indices, 5, counts_on_cpu=True)
+    assert all((items.diff() >= 0).all() for items in assignments.order.split(assignments.counts.tolist()))
 
 
 def test_capacity_counts_as_the_released_code_does():

@@ -1,6 +1,6 @@
 """Stacked experts: every way to compute them against their equation, which way is taken, precision and storage."""
 
-import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -11,14 +11,16 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tests.layers.test_mixtures import make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
-from tests.references.weighted_experts import ACTIVATIONS, weighted_experts
+from tests.references.weighted_experts import ACTIVATIONS
+from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
-from timm_moe_dg.layers.experts import StackedExperts, _is_known_or_warn
+from timm_moe_dg.layers.experts import StackedExperts
 
-WAYS = ["forward_sorted", "forward_grouped", "forward_loop", "forward_masked"]
+WAYS = ["forward_grouped", "forward_loop", "forward_masked"]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64, whose rounding unit is 2e-16, after some tens of operations
 EXPERTS = 4
 
@@ -157,6 +159,46 @@ def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(way, weight):
     assert x.grad.isfinite().all()
 
 
+def test_an_item_that_goes_nowhere_reaches_no_expert_and_gets_no_gradient():
+    x, indices, weights = make_call()
+    with torch.no_grad():
+        x[0] = torch.nan
+    indices[0] = EXPERTS
+    experts = make_experts()
+    gradients = torch.autograd.grad(experts(x, indices, weights).square().sum(), (x, *experts.parameters()))
+    assert gradients[0][0].eq(0).all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("options", [{}, {"gated": True}, {"act_layer": nn.SiLU, "norm_layer": nn.LayerNorm}])
+def test_second_derivatives_are_those_of_the_loop(options):
+    experts, (x, indices, weights) = make_experts(torch.float64, **options), make_call(dtype=torch.float64)
+    indices[::3, 1] = EXPERTS
+    seconds = []
+    for forward in (experts, experts.forward_loop):
+        wanted = [x, weights, *experts.parameters()]
+        firsts = torch.autograd.grad(forward(x, indices, weights).square().mean(), wanted, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), wanted))
+    torch.testing.assert_close(*seconds)
+
+
+def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_strides():
+    experts, (x, indices, _) = make_experts(), make_call()
+    weights = torch.rand(2, 13).t().requires_grad_()
+    experts(x, indices, weights).mul_(3).sum().backward()
+    expected = torch.autograd.grad(experts.forward_loop(x, indices, weights).sum() * 3, weights)[0]
+    torch.testing.assert_close(weights.grad, expected)
+
+
+def test_nothing_waits_for_the_device_where_it_has_a_kernel():
+    """The meta device has no values to wait for, and refuses whatever asks for one."""
+    experts = make_experts(torch.bfloat16, norm_layer=nn.LayerNorm).to("meta")
+    arguments = [tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in make_call()]
+    experts(*arguments).sum().backward()
+    assert expert_implementation_info(experts) == {"": "grouped"}
+    assert all(tensor.grad is not None for tensor in (arguments[0], arguments[2], *experts.parameters()))
+
+
 def test_indices_may_have_32_bits():
     x, indices, weights = make_call()
     experts = make_experts()
@@ -166,71 +208,35 @@ def test_indices_may_have_32_bits():
 # Which way is taken
 
 
-def test_the_way_follows_from_the_rows_of_an_expert():
-    experts = make_experts()
-    assert expert_implementation_info(experts) == {"": None}
-    for items, way in ((63, "grouped"), (64, "sorted")):  # 2 experts per item, 4 experts: 31.5 and 32 rows each
-        experts(*make_call(items))
-        assert expert_implementation_info(experts) == {"": way}
-    experts(torch.randn(32, 2, 8), torch.zeros(32, 2, dtype=torch.int64), torch.rand(32, 2))  # as many tokens
-    assert expert_implementation_info(experts) == {"": "sorted"}
-
-
-@pytest.mark.parametrize("implementation", ["sorted", "grouped", "loop"])
+@pytest.mark.parametrize("implementation", ["auto", "grouped", "loop"])
 def test_an_implementation_is_set_by_name(implementation):
     experts = make_experts()
+    assert expert_implementation_info(experts) == {"": None}
     set_expert_implementation(nn.Sequential(experts), implementation)
     torch.testing.assert_close(experts(*make_call()), experts.forward_loop(*make_call()))
-    assert expert_implementation_info(experts) == {"": implementation}
-
-
-class Half(nn.SiLU):
-    """A subclass may compute anything."""
-
-    def forward(self, x):
-        return super().forward(x) / 2
-
-
-@pytest.mark.parametrize("options", [{"act_layer": nn.ReLU}, {"norm_layer": nn.LayerNorm}, {"act_layer": Half}])
-@pytest.mark.parametrize("implementation", ["auto", "sorted"])
-def test_other_activations_and_normalized_hidden_features_are_grouped_even_if_sorted_is_set(options, implementation):
-    experts = make_experts(**options)
-    set_expert_implementation(experts, implementation)
-    x = torch.randn(5, 8)
-    hidden = experts.norm(experts.act(F.linear(x, experts.fc1.weight[0], experts.fc1.bias[0])))
-    expected = F.linear(hidden, experts.fc2.weight[0], experts.fc2.bias[0])
-    torch.testing.assert_close(experts(x, torch.zeros(5, 1, dtype=torch.long), torch.ones(5, 1)), expected)
-    assert expert_implementation_info(experts) == {"": "grouped"}
+    assert expert_implementation_info(experts) == {"": "loop" if implementation == "loop" else "grouped"}
 
 
 def test_an_implementation_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"implementation='triton': choose one of auto, sorted, grouped, loop"):
-        set_expert_implementation(nn.Linear(2, 2), "triton")
+    with pytest.raises(ArgumentError, match="implementation='sorted'"):
+        set_expert_implementation(nn.Linear(2, 2), "sorted")
 
 
-def test_untested_types_take_the_loop_with_one_warning(monkeypatch):
-    monkeypatch.setattr("timm_moe_dg.layers.experts.DTYPES", (torch.float32,))
-    monkeypatch.setattr(StackedExperts, "forward_grouped", None)  # would fail if called
-    experts = make_experts(dtype=torch.float64)
-    x, indices, weights = make_call(5, dtype=torch.float64)
-    _is_known_or_warn.cache_clear()
-    with pytest.warns(UserWarning, match=r"experts on cpu in torch.float64: only the loop over experts is known"):
-        output = experts(x, indices, weights)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        experts(x, indices, weights)
-    _is_known_or_warn.cache_clear()
-    torch.testing.assert_close(output, weighted_experts(experts, "gelu", None, x, indices, weights))
+def test_other_devices_take_the_loop(monkeypatch):
+    monkeypatch.setattr("timm_moe_dg.layers.experts.DEVICES", ("cuda",))
+    experts = make_experts()
+    experts(*make_call())
     assert expert_implementation_info(experts) == {"": "loop"}
+    set_expert_implementation(experts, "grouped")
+    experts(*make_call())
+    assert expert_implementation_info(experts) == {"": "grouped"}
 
 
 def test_torch_func_differentiates_through_the_loop():
     experts = make_experts()
-    set_expert_implementation(experts, "sorted")
     x, indices, weights = make_call()
     loss = experts(x, indices, weights).square().sum()
     expected = torch.autograd.grad(loss, tuple(experts.parameters()))
-    assert expert_implementation_info(experts) == {"": "sorted"}
 
     def loss_of(parameters):
         return torch.func.functional_call(experts, parameters, (x, indices, weights)).square().sum()
@@ -239,15 +245,9 @@ def test_torch_func_differentiates_through_the_loop():
     torch.testing.assert_close(tuple(actual.values()), expected)
 
 
-EVERY_WAY = pytest.mark.parametrize("options", [{}, {"act_layer": nn.ReLU}], ids=["simple", "other"])
-EVERY_SIZE = pytest.mark.parametrize("tokens", [13, 70], ids=["few rows", "many rows"])
-
-
-@EVERY_WAY
-@EVERY_SIZE
-def test_forward_mode_derivatives_are_those_of_the_loop(options, tokens):
-    experts = make_experts(torch.float64, **options)
-    x, indices, weights = (part.detach() for part in make_call(tokens, dtype=torch.float64))
+def test_forward_mode_derivatives_are_those_of_the_loop():
+    experts = make_experts(torch.float64)
+    x, indices, weights = (part.detach() for part in make_call(dtype=torch.float64))
     direction = torch.ones_like(x)
     expected = torch.autograd.functional.jvp(lambda x: experts.forward_loop(x, indices, weights), x, direction)[1]
     with forward_ad.dual_level():
@@ -263,12 +263,11 @@ def test_a_mixture_is_linearized():
     torch.testing.assert_close(linear(torch.ones_like(x)), expected)
 
 
-@EVERY_WAY
-@EVERY_SIZE
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("drop", [0.0, 0.4])
-def test_batched_gradients_are_the_single_ones(options, tokens, drop):
-    experts = make_experts(torch.float64, hidden_drop=drop, **options)
-    x, indices, weights = make_call(tokens, dtype=torch.float64)
+def test_batched_gradients_are_the_single_ones(drop):
+    experts = make_experts(torch.float64, hidden_drop=drop)
+    x, indices, weights = make_call(dtype=torch.float64)
     output, wanted = experts(x, indices, weights), (x, weights, *experts.parameters())
     batch = torch.stack([torch.ones_like(output), torch.linspace(-1, 1, output.numel()).view_as(output)])
     expected = [torch.autograd.grad(output, wanted, grad, retain_graph=True) for grad in batch]
@@ -281,9 +280,9 @@ def test_batched_gradients_are_the_single_ones(options, tokens, drop):
 
 def test_weights_of_another_class_take_the_loop():
     experts = make_experts()
-    expected = experts(*make_call(70))
+    expected = experts(*make_call())
     experts.fc1.weight = nn.Parameter(TwoTensor(experts.fc1.weight.detach(), experts.fc1.weight.detach()))
-    output = experts(*make_call(70))
+    output = experts(*make_call())
     assert expert_implementation_info(experts) == {"": "loop"}
     torch.testing.assert_close(output.a, expected)
 
@@ -291,10 +290,8 @@ def test_weights_of_another_class_take_the_loop():
 # Precision and storage
 
 
-@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
-def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(implementation):
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters():
     experts = StackedExperts(EXPERTS, 8, 16)
-    set_expert_implementation(experts, implementation)
     x, indices, weights = make_call(6)
     exact = experts(x, indices, weights)
     with torch.autocast("cpu", torch.bfloat16):
@@ -308,10 +305,8 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_parameters(imp
     assert {tensor.grad.dtype for tensor in (x, *experts.parameters())} == {torch.float32}
 
 
-@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
-def test_backward_within_autocast_computes_as_without(implementation):
+def test_backward_within_autocast_computes_as_without():
     experts = make_experts()
-    set_expert_implementation(experts, implementation)
     x, indices, weights = make_call(6)
     loss = experts(x, indices, weights).square().sum()
     wanted = [x, weights, *experts.parameters()]
@@ -336,10 +331,8 @@ class Casts(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("implementation", ["sorted", "grouped"])
-def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts(implementation):
+def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts():
     experts = StackedExperts(6, 8, 16)
-    set_expert_implementation(experts, implementation)
     stacks = [experts.fc1.weight, experts.fc2.weight]
     with Casts() as casts:
         with torch.autocast("cpu", torch.bfloat16):
@@ -351,6 +344,94 @@ def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts
     assert not any(shape in parts for shape in casts.shapes)
 
 
+@pytest.mark.parametrize("implementation", ["grouped", "loop"])
+def test_hidden_features_are_dropped_in_training_alone(implementation):
+    torch.manual_seed(0)
+    experts = StackedExperts(1, 1, 4000, hidden_drop=0.25, act_layer=nn.SiLU, bias=False)
+    set_expert_implementation(experts, implementation)
+    for layer in (experts.fc1, experts.fc2):
+        nn.init.ones_(layer.weight)
+    arguments = torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1)
+    hidden = F.silu(torch.ones(()))
+    for training, scale in ((True, 1 / 0.75), (False, 1)):
+        output = experts.train(training)(*arguments)
+        (gradient,) = torch.autograd.grad(output[0, 0], experts.fc2.weight)  # the hidden features of the first item
+        remaining = gradient[gradient != 0]
+        torch.testing.assert_close(remaining, (hidden * scale).expand_as(remaining))
+        assert len(remaining) / 4000 == pytest.approx(1 / scale, abs=5 * (0.75 * 0.25 / 4000) ** 0.5)
+        assert torch.isclose(output[0], output[1], rtol=1e-5) != training
+
+
 def test_hidden_dropout_keeps_both_rates():
     # an activation survives timm's dropout and the experts' own: 0.9 * 0.8
     assert make_layer(drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
+
+
+# torch.compile and export
+
+
+def compile_recording(module, **options):
+    """The compiled module, and a list that its programs are appended to."""
+    programs = []
+
+    def backend(program, inputs):
+        programs.append(program)
+        return program.forward
+
+    torch._dynamo.reset()
+    return torch.compile(module, backend=backend, **options), programs
+
+
+def holds_the_operator(program):
+    return any("timm_moe_dg" in str(node.target) for node in program.graph.nodes)
+
+
+def takes_the_operator():
+    """Programs of torch 2.11 cannot tell compilation from export, and hold the loop as exported ones do."""
+    compiled = torch.compile(lambda x: x + torch.compiler.is_exporting(), fullgraph=True, backend="eager")
+    return compiled(torch.zeros(())).item() == 0
+
+
+def test_programs_are_for_batches_of_any_size():
+    experts = make_experts(torch.float64)
+    compiled, programs = compile_recording(experts, dynamic=True, fullgraph=True)
+    for items in (9, 5, 12):
+        arguments = make_call(items, dtype=torch.float64)
+        torch.testing.assert_close(compiled(*arguments), experts.forward_loop(*arguments))
+    assert len(programs) == 1
+    assert holds_the_operator(programs[0]) == takes_the_operator()
+
+
+@pytest.mark.parametrize("frozen", [None, "fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_values_and_gradients_are_those_of_the_loop(frozen, checkpointed):
+    torch._dynamo.reset()
+    experts, (x, indices, weights) = make_experts(torch.float64, gated=True), make_call(dtype=torch.float64)
+    indices[::3, 1] = EXPERTS
+    weights = weights.detach().masked_fill(indices == EXPERTS, torch.nan).requires_grad_()
+    if frozen:
+        experts.get_parameter(frozen).requires_grad_(False)
+    wanted = [x, *(parameter for parameter in experts.parameters() if parameter.requires_grad)]
+    block = partial(checkpoint, experts, use_reentrant=False) if checkpointed else experts
+    results = []
+    for forward in (torch.compile(block, fullgraph=True, backend="aot_eager"), experts.forward_loop):
+        output = forward(x, indices, weights)
+        *gradients, of_weights = torch.autograd.grad(output.square().sum(), [*wanted, weights])
+        results.append((output, *gradients, of_weights[indices != EXPERTS]))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_need_no_operator_of_this_package(strict):
+    arguments = tuple(argument.detach() for argument in make_call())
+    assert not holds_the_operator(torch.export.export(make_experts(hidden_drop=0.1), arguments, strict=strict))
+
+
+def test_compiled_programs_of_quantized_experts_hold_the_loop():
+    experts = make_experts()
+    weight = experts.fc1.weight.detach()
+    experts.fc1.weight = nn.Parameter(TwoTensor(weight, weight))  # a class of its own, as quantized weights have
+    compiled, programs = compile_recording(experts)
+    compiled(*(argument.detach() for argument in make_call()))
+    assert programs
+    assert not any(map(holds_the_operator, programs))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.references.weighted_experts import ACTIVATIONS, Gate, magnitude, weighted_experts
-from timm_moe_dg.layers.dense.feed_forwards import GatedActivation
 from timm_moe_dg.layers.experts import StackedExperts
+from timm_moe_dg.layers.feed_forwards import GatedActivation
 
 MODULES: dict[str, nn.Module] = {
     "gelu": nn.GELU(),
@@ -50,8 +50,7 @@ class Mixture:
     @property
     def ways(self) -> list[str]:
         """Names of the methods that can compute it."""
-        sorted_too = self.act != "relu" and isinstance(self.experts.norm, nn.Identity)
-        return ["forward_grouped", "forward_loop", "forward_masked", *(["forward_sorted"] if sorted_too else [])]
+        return ["forward_grouped", "forward_loop", "forward_masked"]
 
     def expected(self) -> Tensor:
         """The output in float64."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,10 +22,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..compat import GROUPED_PRODUCT
 from ..errors import ArgumentError, ProcessLostError
 from ..layers import LocationIdEmbedding, RoutedMlp
-from ..layers.dense.feed_forwards import read_feed_forward
+from ..layers.feed_forwards import read_feed_forward
 from ..networks.averages import dense_name
 from ..networks.build import Network
 
@@ -36,8 +34,6 @@ Options: TypeAlias = dict[str, Any]  # keyword arguments of `timm.create_model`
 TWIN = "dense twin"  # the timm model that the mixture's weights come from
 # The twin with a feed-forward K times as wide in the mixture blocks (1 + K for MoGE): as much arithmetic, no routing
 EQUIVALENT = "FLOP-equivalent"
-# An operator that torch's counter does not have: of (A, D) and (E, D, H), each row is multiplied by one matrix
-_FLOPS: dict[Any, Callable[..., int]] = {GROUPED_PRODUCT: lambda rows, stack, *_, **options: 2 * prod(rows) * stack[-1]}
 
 
 def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
@@ -47,7 +43,7 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
     evaluation mode) counts nothing. timm's models have none.
     """
     model.eval()
-    counter = FlopCounterMode(display=False, custom_mapping=_FLOPS)
+    counter = FlopCounterMode(display=False)
     # The reference kernel consists of matrix products; the counter misses some of the fused attention kernels
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model(*inputs)

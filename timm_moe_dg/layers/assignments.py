@@ -1,86 +1,69 @@
 """The order of assignments by expert, and the assignments dropped over an expert's capacity.
 
-Axes: T items (tokens, or whole images in routing by image), E experts, K experts per item (top_k), C slots per expert,
-A assignments (A = T * K minus those that go nowhere). The expert index E marks an assignment that goes nowhere.
+Axes: T items (tokens, or whole images in routing by image), E experts, K experts per item (top_k), R rows of items in
+the order of the experts. The expert index E marks an assignment that goes nowhere.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .precision import values_readable
 
-class SortedAssignments(NamedTuple):
-    """Assignments in expert order, without those that go nowhere."""
 
-    positions: Tensor  # (A,) position in the flattened (T, K) table, ordered by expert, then by item
-    items: Tensor  # (A,) item of each assignment
-    counts: list[int]  # E numbers of assignments, with sum A
-    ranks: Tensor  # (T, K) rank of each assignment in that order, or A for an assignment that goes nowhere
-    order: Tensor  # (T * K,) the positions, then those of assignments that go nowhere
+class Assignments(NamedTuple):
+    """Assignments in the order of the experts.
+
+    Those that go nowhere are at the end. Where values can be read, one row stands for all of them.
+    """
+
+    order: Tensor  # (R,) position of each row in the flattened (T, K) table, by expert, then by item
+    ranks: Tensor  # (T, K) row of each assignment
+    counts: Tensor  # (E,) int64 number of each expert's rows
 
     @classmethod
-    def of(cls, order: Tensor, counts: list[int], ranks: Tensor) -> "SortedAssignments":
-        """Completes an order, without waiting for a device."""
-        positions = order[: sum(counts)]
-        items = torch.div(positions, max(ranks.shape[1], 1), rounding_mode="floor")
-        return cls(positions, items, counts, ranks, order)
+    def of(cls, expert_indices: Tensor, num_experts: int, *, counts_on_cpu: bool) -> "Assignments":
+        """Orders a (T, K) routing table. On CUDA this waits for the device if the counts are needed on the CPU."""
+        flat = expert_indices.flatten()
+        # Stable: an expert's items keep their order, so results are repeatable
+        order = torch.argsort(flat, stable=True)
+        ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        experts = torch.arange(num_experts + 1, dtype=flat.dtype, device=flat.device)
+        counts = torch.searchsorted(flat[order], experts).diff()
+        if counts_on_cpu and not counts.is_meta:
+            counts = counts.cpu()
+            if values_readable(counts):
+                number = int(counts.sum())
+                order, ranks = order[: number + 1], ranks.clamp(max=number)
+        return cls(order, ranks.view_as(expert_indices), counts)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(T, ...) items -> (R, ...) rows."""
+        top_k = max(self.ranks.shape[1], 1)
+        rows: Tensor = _Select.apply(x, torch.div(self.order, top_k, rounding_mode="floor"), self.ranks)
+        return rows
+
+    def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
+        """(R, N, D) outputs of the rows -> (T, N, D) sums over the rows of each item, weighted by (T, K)."""
+        chosen = _Select.apply(outputs, self.ranks.flatten(), self.order).unflatten(0, self.ranks.shape)
+        return (chosen * combine_weights[..., None, None]).sum(1)
 
 
-class GroupedAssignments(NamedTuple):
-    """All T * K assignments in expert order, those that go nowhere at the end of the last expert's."""
+class _Select(torch.autograd.Function):
+    # The gradient of index_select is index_add_, which is serial on a CPU and has no fixed order on CUDA. This gradient
+    # is a selection as well. That of a row which stands for several assignments is incomplete, and is not used.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, places: Tensor) -> Tensor:
+        """Selects x[index]; entry i of x is in the places (len(x),) or (len(x), K) of the result."""
+        ctx.save_for_backward(places)
+        return x.index_select(0, index)
 
-    order: Tensor  # (T * K,) position in the flattened (T, K) table, ordered by expert, then by item
-    experts: Tensor  # (T * K,) expert of each assignment in that order
-    ends: Tensor  # (E,) int32, end of each expert's assignments
-    ranks: Tensor  # (T, K) rank of each assignment in that order
-    absent: Tensor | None  # (T, K) bool, True where an assignment goes nowhere, or None if surely none does
-
-    def counts(self) -> list[int]:
-        """Returns the number of each expert's assignments. On CUDA this waits for the device."""
-        return _counts(self.ends)
-
-
-def group_assignments(expert_indices: Tensor, num_experts: int) -> GroupedAssignments:
-    """Orders a (T, K) int64 routing table by expert, without waiting for a CUDA device."""
-    order, experts = _by_expert(expert_indices)
-    absent = expert_indices == num_experts
-    # Reading `any` is free in eager mode on a CPU; elsewhere it would wait for the device or break the graph
-    none_absent = absent.device.type == "cpu" and not torch.compiler.is_compiling() and not absent.any()
-    experts = experts.clamp(max=num_experts - 1)
-    ranks = _inverse(order, torch.empty_like(order)).view_as(expert_indices)
-    return GroupedAssignments(order, experts, _ends(experts, num_experts), ranks, None if none_absent else absent)
-
-
-def sort_assignments(expert_indices: Tensor, num_experts: int) -> SortedAssignments:
-    """Orders a (T, K) int64 routing table by expert, without assignments that go nowhere. On CUDA this waits once."""
-    order, experts = _by_expert(expert_indices)
-    counts = _counts(_ends(experts, num_experts))
-    ranks = _inverse(order[: sum(counts)], torch.full_like(order, sum(counts)))
-    return SortedAssignments.of(order, counts, ranks.view_as(expert_indices))
-
-
-def _by_expert(expert_indices: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, K) -> the order of its entries by expert, then by item, and the experts in that order."""
-    flat = expert_indices.flatten()
-    order = torch.argsort(flat, stable=True)  # stable: an expert's items keep their order, so results are repeatable
-    return order, flat.index_select(0, order)
-
-
-def _ends(experts: Tensor, num_experts: int) -> Tensor:
-    """Ascending experts -> (E,) int32, end of each expert's entries."""
-    indices = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
-    return torch.searchsorted(experts, indices, right=True, out_int32=True)
-
-
-def _counts(ends: Tensor) -> list[int]:
-    on_host = ends.tolist()
-    return [end - start for start, end in zip([0, *on_host], on_host, strict=False)]
-
-
-def _inverse(order: Tensor, ranks: Tensor) -> Tensor:
-    """Writes the rank of each entry of `order` to the entry's position in `ranks`."""
-    return ranks.scatter_(0, order, torch.arange(len(order), dtype=ranks.dtype, device=ranks.device))
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        selected = grad.index_select(0, places.flatten())
+        return selected if places.dim() == 1 else selected.view(*places.shape, *grad.shape[1:]).sum(1), None, None
 
 
 def expert_capacity(num_items: int, num_experts: int, top_k: int, capacity_factor: float) -> int:

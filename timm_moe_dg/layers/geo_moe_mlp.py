@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..compat import assert_async
 from ..errors import MetadataError, RouterError
-from .dense.feed_forwards import GatedActivation, read_feed_forward
 from .experts import StackedExperts
+from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
 from .precision import values_readable

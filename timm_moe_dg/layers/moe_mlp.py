@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..errors import RouterError
 from .assignments import expert_capacity, over_capacity
-from .dense.feed_forwards import GatedActivation, read_feed_forward
 from .experts import StackedExperts, StackedLinear
+from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import GeoMixtureOptions, MixtureOptions, build_options
 from .own_parameters import OwnParameters
 from .reports import LossWeights, ReportedLoss, RouterOutput, image_balance_loss, z_loss

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..compat import update_model_args
 from ..errors import CheckpointError
-from ..layers.dense.copies import copy_dense, reinitialize
 from ..layers.encoders.pretrained import check_weights
+from ..layers.feed_forwards import copy_dense, reinitialize
 from ..layers.moe_mlp import RoutedMlp
 from .tutel import convert_tutel_state_dict, is_tutel_state_dict
 

@@ -1,6 +1,6 @@
 """Upcycling of a built timm network in place: its feed-forwards become mixtures that compute the same.
 
-A feed-forward is a module of a class in `layers.dense.feed_forwards`, wherever the network holds it. Feed-forwards are
+A feed-forward is a module of a class in `layers.feed_forwards`, wherever the network holds it. Feed-forwards are
 numbered in the order of `named_modules`. Modules of other classes count too if their names differ from those of
 feed-forwards in numbers alone.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..compat import update_model_args
 from ..errors import MoeLayersError, RouterError
-from ..layers.dense.feed_forwards import DENSE_FORMS, read_feed_forward
+from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
 from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.heads import TextHead
 from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, build_options, take_options

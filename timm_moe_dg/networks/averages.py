@@ -22,8 +22,8 @@ from ..data import evaluation_transform
 from ..data.readers.images import Pixels, Transform
 from ..errors import ArgumentError, MetadataError
 from ..layers import RoutedMlp
-from ..layers.dense.feed_forwards import FeedForward, read_feed_forward
 from ..layers.experts import StackedLinear
+from ..layers.feed_forwards import FeedForward, read_feed_forward
 from ..layers.router import Router
 from ..losses import record_routing, router_outputs
 from .bands import bands_of

@@ -1,21 +1,22 @@
-"""The dense feed-forward layers of timm that can be upcycled to experts, and their parts.
+"""The dense feed-forward layers of timm that can be upcycled to experts: their parts, and copies of their weights.
 
 All of them compute norm, W1, act, dropout, norm, W2, dropout. Gated ones multiply the two halves of W1 x.
 
-Axes: D features, H hidden features.
+Axes: D features, H hidden features, E experts, h hidden features of an expert.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from timm.layers import ConvMlp, GluMlp, LayerNorm, LayerNormFp32, Mlp, RmsNorm, SimpleNorm, SwiGLU
 from timm.models.inception_next import ConvMlp as InceptionConvMlp
 from timm.models.tiny_vit import NormMlp
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from ...errors import RouterError
+from ..errors import RouterError
 
 # Normalizations of each token independently, features last
 TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, LayerNorm, LayerNormFp32, RmsNorm, SimpleNorm)
@@ -23,8 +24,6 @@ TOKEN_NORMS = (nn.Identity, nn.LayerNorm, nn.RMSNorm, LayerNorm, LayerNormFp32, 
 
 class GatedActivation(nn.Module):
     """act(a) * b of features [a, b] (GLU variants, Shazeer, 2020); or a * act(b) with `gate_last`."""
-
-    gate_last: Final[bool]
 
     def __init__(self, act: nn.Module, gate_last: bool = False) -> None:
         super().__init__()
@@ -138,3 +137,40 @@ def _is_pointwise(layer: nn.Module) -> bool:
         return False
     sides = (*layer.kernel_size, *layer.stride, layer.groups)
     return sides == (1, 1, 1, 1, 1) and layer.padding in ((0, 0), "valid", "same")
+
+
+def copy_dense(source: Tensor, num_experts: int, axis: int | None = None, width: int = 0, halves: int = 1) -> Tensor:
+    """Copies a dense parameter for each expert.
+
+    Args:
+        source: Weight or bias, with hidden features along an axis.
+        num_experts: E.
+        axis: Axis of the hidden features: 0 in the first layer, 1 in the second. None for whole copies.
+        width: h. Expert e gets the units e h to (e + 1) h - 1, modulo H. Outgoing weights (axis 1) are scaled by H / h,
+            so that the mean over experts that cover all units equally often is the dense output.
+        halves: 2 if gate and features are one matrix of 2 H.
+    """
+    if axis is None or source.shape[axis] == width * halves:
+        return source.expand(num_experts, *source.shape)
+    hidden = source.shape[axis] // halves
+    units_Eh = torch.arange(num_experts * width, device=source.device).view(num_experts, width) % hidden
+    rows_E = torch.cat([units_Eh + half * hidden for half in range(halves)], dim=1)
+    return source[rows_E] if axis == 0 else source[:, rows_E].transpose(0, 1) * (hidden / width)
+
+
+@torch.no_grad()
+def reinitialize(share: float, first: Sequence[Tensor], second: Tensor, halves: int = 1) -> None:
+    """Draws a share of each expert's hidden units again, in place (Drop-Upcycling, arXiv:2502.19261, section 3).
+
+    For each expert, floor(share h) units are drawn. Their rows of the `first` matrix and bias (E, h, ...), and columns
+    of the `second` matrix (E, D, h), are replaced by normal numbers with the mean and the standard deviation of what
+    they replace. With 2 `halves`, gate and features are drawn separately. The paper's layers have no biases.
+    """
+    num_experts, _, width = second.shape
+    for expert in range(num_experts) if share else ():  # share 0 draws no random number
+        units = torch.randperm(width, device=second.device)[: int(share * width)]
+        parts = [(stack[expert], 0, units + half * width) for stack in first for half in range(halves)]
+        for matrix, axis, rows in [*parts, (second[expert], 1, units)] if len(units) else ():
+            old = matrix.index_select(axis, rows)
+            new = old.mean() + old.std(correction=0) * torch.randn_like(old)
+            matrix.index_copy_(axis, rows, new)

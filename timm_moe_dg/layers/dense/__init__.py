@@ -1,1 +1,0 @@
-"""Dense feed-forward layers of timm, and their copies as experts."""
