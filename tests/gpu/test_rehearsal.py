@@ -21,7 +21,6 @@ from tests.layers.test_routing import images as tokens_of_images
 from tests.layers.test_routing import layer as choosing_layer
 from tests.models.cases import CASES
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, get_averaging
-from timm_moe_dg.data import Split
 from timm_moe_dg.finetuning.model import build_task_loss
 from timm_moe_dg.layers import Coverage, GeoMoeMlp, LossWeights, expert_implementation_info, set_expert_implementation
 from timm_moe_dg.losses import force_tokens, moge_losses, reported_losses
@@ -194,9 +193,8 @@ def test_an_evaluation_waits_once_for_each_column():
 
 
 def test_class_weights_and_smoothed_labels_are_on_the_device():
-    splits = [Split(inside=np.arange(3), outside=np.arange(0))]
     options = SimpleNamespace(class_weights="balanced", label_smoothing=0.1, num_classes=2)
-    plan = SimpleNamespace(options=options, domains=[SimpleNamespace(targets=[0, 0, 1])], splits=splits, training=[0])
+    plan = SimpleNamespace(options=options, training_rows=lambda column: [np.array([0, 0, 1])])
     logits, target = torch.randn(3, 2), torch.tensor([0, 0, 1])
     expected = build_task_loss(plan, torch.device("cpu"))(logits, target)
     with pretended_cuda() as waits:
