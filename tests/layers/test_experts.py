@@ -13,11 +13,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.layers.test_mixtures import make_layer
 from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
 from tests.references.weighted_experts import ACTIVATIONS
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers import MoeMlp, expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
 
 WAYS = ["forward_grouped", "forward_loop", "forward_masked"]
@@ -364,7 +363,7 @@ def test_hidden_features_are_dropped_in_training_alone(implementation):
 
 def test_hidden_dropout_keeps_both_rates():
     # an activation survives timm's dropout and the experts' own: 0.9 * 0.8
-    assert make_layer(drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
+    assert MoeMlp(8, drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
 
 
 # torch.compile and export
