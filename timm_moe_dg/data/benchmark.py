@@ -29,9 +29,9 @@ class Benchmark:
         source: Where the images come from.
         license: License of the images.
         layout: What the data folder holds.
-        domains: Names of the domains in order, empty if the folder decides.
+        domains: Names of the domains in order, by default those of `images`, empty if the folder decides.
         classes: Names of the classes in order, empty if the folder decides.
-        num_classes: Number of classes, or None if the folder decides.
+        num_classes: Number of classes, by default that of `classes`, or None if the folder decides.
         images: Images by domain as published, empty if no count is known.
         published: Published numbers of "classes" and "images" that `read` does not compare.
         aliases: Names of the folder, below the data folder, that may hold the domains. DomainBed's comes first.
@@ -83,6 +83,11 @@ class Benchmark:
     upright: bool = True
     shares_photographs: bool = False
     split_by_photograph: bool = False
+
+    def __post_init__(self) -> None:
+        # A frozen dataclass has no other way to fill in what follows from other fields
+        object.__setattr__(self, "domains", self.domains or tuple(self.images))
+        object.__setattr__(self, "num_classes", self.num_classes or len(self.classes) or None)
 
     def read(
         self,

@@ -41,9 +41,7 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
     rotated = Benchmark(
         name=f"Rotated{prefix}",
         reader=lambda data_dir: digits.read_rotated(data_dir, release),
-        domains=angles,
         classes=release.classes,
-        num_classes=len(release.classes),
         images=_images_dealt_in_turn(angles),
         hparams={**DEFAULTS, "lr": 1e-3, "batch_size": 64},
         search_space="small_images",
@@ -70,7 +68,6 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
 _handwritten = partial(
     Benchmark,
     classes=digits.CLASSES,
-    num_classes=len(digits.CLASSES),
     hparams=_HPARAMS,
     search_space="digits",
     steps=501,
@@ -94,7 +91,6 @@ DIGIT_ROWS = (
         reader=lambda data_dir: digits.colored_digits(),
         domains=tuple(digits.COLOR_NOISE),
         classes=digits.COLORED_CLASSES,
-        num_classes=len(digits.COLORED_CLASSES),
         augmentation="none",
     ),
     _handwritten(
@@ -110,7 +106,6 @@ DIGIT_ROWS = (
         reader=lambda data_dir: sprites.sprites(),
         domains=tuple(sprites.ANGLES),
         classes=sprites.CLASSES,
-        num_classes=len(sprites.CLASSES),
         hparams={**DEFAULTS, "lr": 2e-3, "batch_size": 8},
         search_space="digits",
         steps=801,
@@ -141,12 +136,10 @@ PHOTOGRAPH_ROWS = (
         name="emoji_styles",
         reader=read_folder,
         aliases=("emoji_styles",),
-        domains=("fluent_flat", "fluent_high_contrast", "noto", "openmoji", "twemoji"),
         classes=(
             *("building", "clothing", "face", "hand", "mammal", "meal", "person", "plant_and_fruit"),
             *("small_animal", "tool", "vehicle", "weather"),
         ),
-        num_classes=12,
         images={"fluent_flat": 1104, "fluent_high_contrast": 1104, "noto": 1158, "openmoji": 1158, "twemoji": 1158},
         hparams={**DEFAULTS, "lr": 1e-3, "batch_size": 16},
         search_space="digits",
@@ -161,7 +154,6 @@ PHOTOGRAPH_ROWS = (
     _published(
         name="PACS",
         aliases=("PACS", "pacs", "kfold"),
-        domains=("art_painting", "cartoon", "photo", "sketch"),
         num_classes=7,
         images={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         hparams={**DEFAULTS, "lr": 3e-5},
@@ -171,7 +163,6 @@ PHOTOGRAPH_ROWS = (
     _published(
         name="VLCS",
         aliases=("VLCS", "vlcs"),
-        domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
         num_classes=5,
         images={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         hparams={**DEFAULTS, "lr": 3e-5, "weight_decay": 1e-6},
@@ -183,7 +174,6 @@ PHOTOGRAPH_ROWS = (
     _published(
         name="OfficeHome",
         aliases=("office_home", "OfficeHome", "Office-Home", "OfficeHomeDataset_10072016", "officehome"),
-        domains=("Art", "Clipart", "Product", "Real World"),
         num_classes=65,
         images={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         hparams={**DEFAULTS, "lr": 1e-5, "weight_decay": 1e-6},  # the authors later named 3e-5
@@ -202,7 +192,6 @@ PHOTOGRAPH_ROWS = (
     _published(
         name="DomainNet",
         aliases=("domain_net", "DomainNet", "domainnet"),
-        domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
         num_classes=345,
         images={
             "clipart": 48129,
@@ -230,7 +219,6 @@ PHOTOGRAPH_ROWS = (
     _published(
         name="CUB_DG",
         aliases=("CUB_DG", "CUB-DG", "cub_dg"),
-        domains=("Candy", "Mosaic", "Natural", "Udnie"),
         num_classes=200,
         images=dict.fromkeys(("Candy", "Mosaic", "Natural", "Udnie"), 11_788),
         source="Li et al., ICLR 2023 (GMoE), CUB-200-2011 and three restyled versions",
@@ -285,7 +273,6 @@ PLACE_ROWS = (
         name="WILDSCamelyon",
         upright=False,
         reader=wilds.read_camelyon,
-        domains=wilds.HOSPITALS,
         num_classes=2,
         images=dict(zip(wilds.HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
         checkpoint_freq=100,

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,33 +67,30 @@ def with_timm_augmentation(
         return transform
     before = None if policy is None else _auto_augmentation(policy, min(size), mean)
     after = RandomErasing(erasing, mode="pixel", device="cpu") if erasing else None
-    return TimmAugmented(before, transform, after)
+    return partial(_augmented, before, transform, after)
 
 
-@dataclass(frozen=True)
-class TimmAugmented:
-    """A transform between two of timm's augmentations. All its randomness comes from torch's global CPU generator."""
-
-    before: Callable[[Pixels], Pixels] | None  # for RGB images of 8 bits
-    transform: Transform  # the data set's own
-    after: Callable[[Tensor], Tensor] | None
-
-    def __call__(self, image: Pixels) -> Tensor:
-        """Augments one image."""
-        if self.before and isinstance(image, Tensor):
-            raise ArgumentError("aa: is defined for images of 8 bits, and these have more; leave it out")
-        # timm draws from the global generators of Python and numpy. Both are seeded from torch's here and restored, so
-        # that a resumed run draws the same.
-        states = random.getstate(), np.random.get_state()  # noqa: NPY002
-        seed = int(torch.randint(2**32, (1,)))
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            tensor = self.transform(self.before(image) if self.before else image)
-            return self.after(tensor) if self.after else tensor
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+def _augmented(
+    before: Callable[[Pixels], Pixels] | None,
+    transform: Transform,
+    after: Callable[[Tensor], Tensor] | None,
+    image: Pixels,
+) -> Tensor:
+    """Transforms between two of timm's augmentations. All randomness comes from torch's global CPU generator."""
+    if before and isinstance(image, Tensor):
+        raise ArgumentError("aa: is defined for images of 8 bits, and these have more; leave it out")
+    # timm draws from the global generators of Python and numpy. Both are seeded from torch's here and restored, so
+    # that a resumed run draws the same.
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    seed = int(torch.randint(2**32, (1,)))
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        tensor = transform(before(image) if before else image)
+        return after(tensor) if after else tensor
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callable[[Pixels], Pixels]:

