@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.datasets.folder import default_loader
 
@@ -79,35 +79,34 @@ def test_every_mode_reads_as_torchvision_reads_it(root):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("name", "dtype"), [("a.jpg", "u1"), ("a.png", "u1"), ("a.png", "u2"), ("a.webp", "u1")])
-def test_exif_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, orientation):
-    pixels = np.arange(24, dtype=dtype).reshape(4, 6) * 10
-    exif = Image.Exif()
-    exif[TURN] = orientation
-    Image.fromarray(pixels).save(tmp_path / name, exif=exif, quality=100, lossless=True)
+@pytest.mark.parametrize(
+    ("name", "dtype", "bands"),
+    [
+        *(("a.jpg", "u1", 1), ("a.png", "u1", 1), ("a.png", "u2", 1), ("a.webp", "u1", 1)),
+        *(("a.tif", dtype, bands) for dtype in ("u1", "u2", "f4") for bands in (1, 3)),
+    ],
+)
+def test_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, bands, orientation):
+    values = np.broadcast_to(np.arange(24, dtype=dtype).reshape(4, 6, 1) * 10, (4, 6, bands)).squeeze()
+    if name.endswith("tif"):
+        photometric = "rgb" if bands == 3 else "minisblack"
+        write(tmp_path, values, photometric=photometric, extratags=[(TURN, 3, 1, orientation, True)])
+    else:
+        exif = Image.Exif()
+        exif[TURN] = orientation
+        Image.fromarray(values).save(tmp_path / name, exif=exif, quality=100, lossless=True)
+    pixels = values.reshape(4, 6, bands)[..., 0].astype(float)
     turned = {1: pixels, 2: np.fliplr(pixels), 3: np.rot90(pixels, 2), 4: np.flipud(pixels), 5: pixels.T}
     turned |= {6: np.rot90(pixels, 3), 7: np.rot90(pixels, 2).T, 8: np.rot90(pixels)}
-    for upright, expected in ((True, turned[orientation]), (False, pixels)):
-        image = read(tmp_path, name, upright=upright)
-        actual = image[0].numpy() * 65535 if dtype == "u2" else np.asarray(image)[..., 0]
-        np.testing.assert_allclose(actual, expected, atol=2)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("bands", [1, 3])
-@pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
-def test_orientations_of_tiff_files_are_applied_whatever_they_hold(tmp_path, dtype, bands, orientation):
-    values = np.arange(24 * bands, dtype=dtype).reshape(4, 6, bands)
-    photometric, tag = "rgb" if bands == 3 else "minisblack", [(TURN, 3, 1, orientation, True)]
-    write(tmp_path, values.squeeze(), photometric=photometric, extratags=tag)
-    picture = Image.fromarray(values[..., 0].astype(np.uint8))
-    picture.getexif()[TURN] = orientation
-    expected = np.asarray(ImageOps.exif_transpose(picture))
-    image = read(tmp_path)
-    actual = np.asarray(image)[..., 0] if dtype == "u1" else image[0] * {"u2": 65535, "f4": 1}[dtype]
-    np.testing.assert_allclose(actual, expected, atol=0.01)
-    alone = read(tmp_path, "a.tif", 1) if bands == 1 else None
-    assert alone is None or alone.shape[1:] == expected.shape
+    image = read(tmp_path, name)
+    actual = np.asarray(image)[..., 0] if dtype == "u1" else image[0].numpy() * {"u2": 65535, "f4": 1}[dtype]
+    np.testing.assert_allclose(actual, turned[orientation], atol=2)
+    if name.endswith("tif"):
+        assert bands == 3 or read(tmp_path, name, 1).shape[1:] == actual.shape
+    else:
+        stored = read(tmp_path, name, upright=False)
+        actual = stored[0].numpy() * 65535 if dtype == "u2" else np.asarray(stored)[..., 0]
+        np.testing.assert_allclose(actual, pixels, atol=2)
 
 
 @pytest.mark.parametrize("layout", ["planes", "interleaved", "pages"])
@@ -146,14 +145,6 @@ def test_three_bands_agree_with_what_is_read_as_rgb(tmp_path):
     np.testing.assert_allclose(read(tmp_path), values[:3] / 65535, rtol=1e-6)
 
 
-def test_png_files_of_four_bands_and_of_one_are_read_as_they_are(tmp_path):
-    values = RANDOM.integers(0, 256, (6, 5, 4), dtype=np.uint8)
-    Image.fromarray(values, "RGBA").save(tmp_path / "a.png")
-    np.testing.assert_allclose(read(tmp_path, "a.png", 4), values.transpose(2, 0, 1) / 255)
-    Image.fromarray(values[..., 0]).save(tmp_path / "b.png")
-    assert read(tmp_path, "b.png", 1).shape == (1, 6, 5)
-
-
 def png_of_sixteen_bits(values, color_type):
     """Writes (height, width, bands), which Pillow cannot."""
     height, width = values.shape[:2]
@@ -179,11 +170,24 @@ def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands)
     assert has_deep_values(str(tmp_path / "a.png"))
 
 
-@pytest.mark.parametrize("suffix", [".jp2", ".pgm", ".tif", ".png"])
-def test_gray_files_of_sixteen_bits_keep_all_of_them(tmp_path, suffix):
-    values = np.arange(300, 324, dtype=np.uint16).reshape(4, 6)
-    Image.fromarray(values).save(tmp_path / f"a{suffix}")
-    np.testing.assert_allclose(read(tmp_path, f"a{suffix}")[2], values / 65535, rtol=1e-6)
+@pytest.mark.parametrize(
+    ("name", "dtype", "bands"),
+    [
+        ("a.jp2", "u2", 1),
+        ("a.pgm", "u2", 1),
+        ("a.tif", "u2", 1),
+        ("a.png", "u2", 1),
+        ("a.png", "u1", 1),
+        ("a.png", "u1", 4),
+    ],
+)
+def test_files_that_pillow_writes_keep_all_bands_and_bits(tmp_path, name, dtype, bands):
+    values = RANDOM.integers(0, 250, (4, 6, bands)).astype(dtype) * (250 if dtype == "u2" else 1)
+    Image.fromarray(values.squeeze()).save(tmp_path / name)
+    expected = values.transpose(2, 0, 1) / np.iinfo(dtype).max
+    np.testing.assert_allclose(read(tmp_path, name, bands), expected, rtol=1e-6)
+    if dtype == "u2":
+        np.testing.assert_allclose(read(tmp_path, name)[2], expected[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -43,30 +43,24 @@ FMOW_ROWS = [
     ("train", 2014, "FJI", -18.1, 178.4),
 ]
 COUNTRIES = {"JPN": "Asia", "DEU": "Europe", "KEN": "Africa", "USA": "Americas", "FJI": "Oceania", "ATA": ""}
+CATEGORIES = ["zoo", "airport", "lake_or_pond"]
+
+
+def write_countries(folder: Path, countries: dict[str, str]) -> None:
+    rows = [{"alpha-2": "XX", "alpha-3": code, "region": region} for code, region in countries.items()]
+    write_csv(folder / "fmow_v1.1" / "country_code_mapping.csv", rows)
 
 
 @pytest.fixture
 def fmow(tmp_path: Path) -> Path:
-    root = tmp_path / "fmow_v1.1"
-    write_csv(
-        root / "rgb_metadata.csv",
-        [
-            {
-                "split": split,
-                "category": ["zoo", "airport", "lake_or_pond"][row % 3],
-                "country_code": country,
-                "timestamp": f"{year}-05-04T09:11:33Z",
-                "lat": lat,
-                "lon": lon,
-                "region": "Europe",
-            }
-            for row, (split, year, country, lat, lon) in enumerate(FMOW_ROWS)
-        ],
-    )
-    countries = [{"alpha-2": "XX", "alpha-3": code, "region": region} for code, region in COUNTRIES.items()]
-    write_csv(root / "country_code_mapping.csv", countries)
-    for row in range(len(FMOW_ROWS)):
-        write_image(root / "images" / f"rgb_img_{row}.png", gray=10 * row)
+    rows = []
+    for row, (split, year, country, lat, lon) in enumerate(FMOW_ROWS):
+        time = f"{year}-05-04T09:11:33Z"
+        rows.append({"split": split, "category": CATEGORIES[row % 3], "country_code": country, "timestamp": time})
+        rows[-1] |= {"lat": lat, "lon": lon, "region": "Europe"}
+        write_image(tmp_path / "fmow_v1.1" / "images" / f"rgb_img_{row}.png", gray=10 * row)
+    write_csv(tmp_path / "fmow_v1.1" / "rgb_metadata.csv", rows)
+    write_countries(tmp_path, COUNTRIES)
     return tmp_path
 
 
@@ -74,9 +68,12 @@ def rows_of(domain: PlacesDomain, part: Iterable[int]) -> list[int]:
     """Row numbers of the csv, read back from the pixels, after checking label and coordinates against the csv."""
     rows = [gray_of(domain, index) // 10 for index in part]
     for row, index in zip(rows, part, strict=True):
-        assert domain.classes[domain.targets[index]] == ["zoo", "airport", "lake_or_pond"][row % 3]
+        assert domain.classes[domain.targets[index]] == CATEGORIES[row % 3]
         assert domain.metadata[index].tolist() == pytest.approx([FMOW_ROWS[row][4], FMOW_ROWS[row][3]])
     return rows
+
+
+OOD = {"ood Africa": ([9], [6]), "ood Asia": ([14], [])}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +81,13 @@ def rows_of(domain: PlacesDomain, part: Iterable[int]) -> list[int]:
     [
         (
             read_fmow,
-            {"train": ([0, 2, 4, 12], [5, 13]), "id Asia": ([8], []), "ood Africa": ([9], [6]), "ood Asia": ([14], [])}
-            | {"ood Other": ([10], [])},
+            {"train": ([0, 2, 4, 12], [5, 13]), "id Asia": ([8], []), **OOD, "ood Other": ([10], [])},
         ),
         # No training on images without a region
         (
             partial(read_fmow, pooled=False),
             {"train Africa": ([2], []), "train Asia": ([12], [13]), "train Europe": ([0], [5]), "id Asia": ([8], [])}
-            | {"ood Africa": ([9], [6]), "ood Asia": ([14], [])},
+            | OOD,
         ),
         # All of Asia is held out: selection on its images would be an oracle
         (read_fmow_lao, {"train": ([0, 2, 4], [5]), "ood Asia": ([8, 14], [])}),
@@ -109,14 +105,26 @@ def test_fmow_has_the_official_split_with_images_labels_and_coordinates_aligned(
     for name, splits in expected.items():
         split = domains[name].split
         assert (rows_of(domains[name], split.inside), rows_of(domains[name], split.outside)) == splits
-    assert set(next(iter(domains.values())).classes) == {"airport", "lake_or_pond", "zoo"}
+        assert set(domains[name].classes) == set(CATEGORIES)
     assert [domain.name for domain in reader(fmow / "fmow_v1.1")] == list(expected)
 
 
-@pytest.mark.parametrize("regions", [("", " "), ("Europe", "Atlantis")])
-def test_a_table_of_other_regions_is_refused(fmow: Path, regions: Any) -> None:
-    rows = [{"alpha-3": code, "region": region} for code, region in zip(("DEU", "KEN"), regions, strict=True)]
-    write_csv(fmow / "fmow_v1.1" / "country_code_mapping.csv", rows)
+@pytest.mark.parametrize(("name", "names"), [("WILDSFMoW", (*REGIONS, "Other")), ("WILDSFMoW_five_regions", REGIONS)])
+def test_regions_are_domains_without_the_sequestered(fmow: Path, name: str, names: tuple[str, ...]) -> None:
+    domains = replace(get_benchmark(name), num_classes=3).read(fmow)
+    assert tuple(domain.name for domain in domains) == names == get_benchmark(name).domains
+    region_of = [COUNTRIES.get(country, "Other") if split != "seq" else None for split, _, country, *_ in FMOW_ROWS]
+    for domain in domains:
+        expected = [row for row, region in enumerate(region_of) if region == domain.name]
+        assert rows_of(domain, range(len(domain))) == expected
+
+
+@pytest.mark.parametrize("regions", [{"DEU": "", "KEN": " "}, {"DEU": "Europe", "KEN": "Atlantis"}])
+def test_a_table_of_other_regions_and_a_missing_image_are_named(fmow: Path, regions: dict[str, str]) -> None:
+    (fmow / "fmow_v1.1" / "images" / "rgb_img_0.png").unlink()
+    with pytest.raises(ImageReadError, match=r"rgb_img_0\.png"):
+        read_fmow(fmow)[0].image(0)
+    write_countries(fmow, regions)
     for reader in (read_fmow, read_fmow_lao, read_fmow_by_region):
         with pytest.raises(DataError, match=r"country_code_mapping\.csv"):
             reader(fmow)
@@ -128,19 +136,18 @@ CAMERA_ROWS = [("train", 0, 3), ("train", 2, 1), ("id_val", 0, 3), ("id_test", 1
 
 @pytest.fixture
 def iwildcam(tmp_path: Path) -> Path:
-    root = tmp_path / "iwildcam_v2.0"
-    write_csv(
-        root / "metadata.csv",
-        [
-            {"": row, "split": split, "location_remapped": location, "y": y, "filename": f"image{row}.jpg"}
-            for row, (split, y, location) in enumerate(CAMERA_ROWS)
-        ],
-    )
+    root, rows = tmp_path / "iwildcam_v2.0", []
+    for row, (split, y, place) in enumerate(CAMERA_ROWS):
+        rows.append({"": row, "split": split, "location_remapped": place, "y": y, "filename": f"image{row}.jpg"})
+        write_image(root / "train" / f"image{row}.jpg", gray=30 * row)
+    write_csv(root / "metadata.csv", rows)
     names = [(99999, "start"), (0, "empty"), (1, "puma concolor"), (2, "cuniculus paca")]
     write_csv(root / "categories.csv", [{"y": y, "category_id": 0, "name": name} for y, name in names])
-    for row in range(len(CAMERA_ROWS)):
-        write_image(root / "train" / f"image{row}.jpg", gray=30 * row)
     return tmp_path
+
+
+def grays(domain: PlacesDomain) -> Any:
+    return pytest.approx([gray_of(domain, index) for index in range(len(domain))], abs=2)
 
 
 def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) -> None:
@@ -154,7 +161,7 @@ def test_iwildcam_has_location_ids_and_unseen_traps_are_unknown(iwildcam: Path) 
     assert domains["id"].metadata.tolist() == [1]
     assert ood.metadata.tolist() == [-1, -1]
     assert [ood.targets[index] for index in (*ood.split.inside, *ood.split.outside)] == [2, 1]
-    assert [gray_of(train, index) for index in range(3)] == pytest.approx([0, 30, 60], abs=2)
+    assert grays(train) == [0, 30, 60]
 
 
 def test_camera_traps_as_domains(iwildcam: Path) -> None:
@@ -162,77 +169,57 @@ def test_camera_traps_as_domains(iwildcam: Path) -> None:
     assert list(domains) == ["train location_001", "train location_003", "id", "ood"]
     first, third = domains["train location_001"], domains["train location_003"]
     assert (first.split.inside.tolist(), first.split.outside.tolist()) == ([0], [])
-    assert [gray_of(first, index) for index in range(len(first))] == pytest.approx([30], abs=2)
-    assert [gray_of(third, index) for index in range(len(third))] == pytest.approx([0, 60], abs=2)
+    assert (grays(first), grays(third)) == ([30], [0, 60])
     assert (third.split.inside.tolist(), third.split.outside.tolist()) == ([0], [1])
-    assert third.metadata.tolist() == [3, 3]
-    assert [domains[name].metadata.tolist() for name in ("id", "ood")] == [[1], [-1, -1]]
+    assert [domain.metadata.tolist() for domain in domains.values()] == [[1], [3, 3], [1], [-1, -1]]
     splits = split_domains(list(domains.values()), [0, 1], trial_seed=0)
     assert [len(split.outside) for split in splits] == [0, 1, 0, 1]  # trained on without validation images
 
 
-def test_a_missing_image_is_named(fmow: Path) -> None:
-    (fmow / "fmow_v1.1" / "images" / "rgb_img_0.png").unlink()
-    train = by_name(read_fmow(fmow))["train"]
-    with pytest.raises(ImageReadError, match=r"rgb_img_0\.png"):
-        train.image(0)
-
-
-@pytest.mark.parametrize(
-    ("table", "old", "new", "message"),
-    [
-        ("metadata.csv", "image2.jpg", "../image2.jpg", "'filename' .*lines 4"),
-        ("categories.csv", "1,0,puma concolor\n2,0,cuniculus paca", "", r"class \[1, 2\]"),
-    ],
-)
-def test_a_wrong_table_is_refused(iwildcam: Path, table: str, old: str, new: str, message: str) -> None:
-    path = iwildcam / "iwildcam_v2.0" / table
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(DataError, match=message):
-        read_iwildcam(iwildcam)
-
-
+# --- Camelyon17: patch k is of hospital k % 5 and has the gray level k
 @pytest.fixture
 def camelyon(tmp_path: Path) -> Path:
-    """Twenty patches; patch k is of hospital k % 5 and has the gray level k."""
     root, rows = tmp_path / "camelyon17_v1.0", []
     for k in range(20):
         row = {"patient": f"{k % 7:03}", "node": k % 3, "x_coord": 10 * k, "y_coord": k}
-        row |= {"tumor": k // 10, "center": k % 5}
+        rows.append(row | {"tumor": k // 10, "center": k % 5})
         slide = "patient_{patient}_node_{node}".format(**row)
         write_image(root / "patches" / slide / f"patch_{slide}_x_{10 * k}_y_{k}.png", gray=k)
-        rows.append(row)
     write_csv(root / "metadata.csv", rows)
     return tmp_path
 
 
 @pytest.mark.parametrize("below", ["", "camelyon17_v1.0"])
-def test_hospitals_are_domains_in_the_order_of_the_table(camelyon, below):
+def test_hospitals_are_domains_in_the_order_of_the_table(camelyon: Path, below: str) -> None:
     domains = read_camelyon(camelyon / below)
     assert tuple(domain.name for domain in domains) == HOSPITALS
     for center, domain in enumerate(domains):
-        assert [gray_of(domain, index) for index in range(4)] == [k for k in range(20) if k % 5 == center]
-        assert list(domain.targets) == [k // 10 for k in range(20) if k % 5 == center]
+        members = [k for k in range(20) if k % 5 == center]
+        assert [gray_of(domain, index) for index in range(4)] == members
+        assert list(domain.targets) == [k // 10 for k in members]
         assert domain.classes == ("normal", "tumor")
 
 
-def test_a_lacking_hospital_and_a_field_out_of_range_are_named(camelyon):
-    table = camelyon / "camelyon17_v1.0" / "metadata.csv"
-    text = table.read_text()
-    table.write_text("\n".join(line for line in text.splitlines() if not line.endswith(",3")))
-    with pytest.raises(DataError, match="domains hospital_0, hospital_1, hospital_2, hospital_4;"):
-        get_benchmark("WILDSCamelyon").read(camelyon)
-    table.write_text(text.replace("\n004,1,40,4,0,4", "\n004,1,40,4,0,5"))
-    with pytest.raises(DataError, match=r"'center' .*lines 6"):
-        read_camelyon(camelyon)
-
-
-@pytest.mark.parametrize(("name", "names"), [("WILDSFMoW", (*REGIONS, "Other")), ("WILDSFMoW_five_regions", REGIONS)])
-def test_regions_are_domains_without_the_sequestered(fmow, name, names):
-    domains = replace(get_benchmark(name), num_classes=3).read(fmow)
-    assert tuple(domain.name for domain in domains) == names == get_benchmark(name).domains
-    region_of = [COUNTRIES.get(country, "Other") if split != "seq" else None for split, _, country, *_ in FMOW_ROWS]
-    for domain in domains:
-        expected = [row for row, region in enumerate(region_of) if region == domain.name]
-        assert rows_of(domain, range(len(domain))) == expected
+@pytest.mark.parametrize(
+    ("name", "table", "old", "new", "message"),
+    [
+        ("iWildCam", "iwildcam_v2.0/metadata.csv", "image2.jpg", "../image2.jpg", "'filename' .*lines 4"),
+        ("iWildCam", "iwildcam_v2.0/categories.csv", "1,0,puma concolor\n2,0,cuniculus paca", "", r"class \[1, 2\]"),
+        ("WILDSCamelyon", "camelyon17_v1.0/metadata.csv", "004,1,40,4,0,4", "004,1,40,4,0,5", "'center' .*lines 6"),
+        (
+            "WILDSCamelyon",
+            "camelyon17_v1.0/metadata.csv",
+            ",3\n",
+            ",4\n",
+            "domains hospital_0, hospital_1, .*_2, .*_4;",
+        ),
+    ],
+)
+def test_a_wrong_table_is_refused(
+    iwildcam: Path, camelyon: Path, name: str, table: str, old: str, new: str, message: str
+) -> None:
+    text = (camelyon / table).read_bytes().decode().replace("\r\n", "\n")
+    assert old in text
+    (camelyon / table).write_text(text.replace(old, new))
+    with pytest.raises(DataError, match=message):
+        get_benchmark(name).read(camelyon)
