@@ -3,6 +3,7 @@
 import pytest
 
 from tests.geo_files import halves, tiles, write_labels, write_scene
+from tests.load_tool import load_tool
 from timm_moe_dg.data import get_benchmark
 
 pytest.importorskip("rasterio")
@@ -48,6 +49,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, change, messag
     labels = write_labels(tmp_path / "labels.geojson", change.get("labels", WHOLE))
     if "text" in change:
         labels.write_text(change["text"])
+    words = ["--size", "16", "--block", "2", *change.get("words", ())]
     with pytest.raises(SystemExit, match=message):
-        tiles(scene, labels, tmp_path / "data", *change.get("words", ()))
+        load_tool("tiles").main([str(scene), str(labels), "--output", str(tmp_path / "data"), *words])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.geojson", "scene.tif"]
