@@ -61,28 +61,18 @@ def recorded(request):
     return case, model, record_program(model, case.inputs(3))
 
 
-@torch.no_grad()
-def test_the_models_compared_here_route_differently_from_image_to_image(short):
-    case, model = short
-    with timm_moe_dg.record_routing(model):
-        model(*case.inputs(7))
-    (output,) = timm_moe_dg.router_outputs(model).values()
-    assert len(output.expert_indices.unique(dim=0)) > 1
-
-
-def test_exported_program_with_a_dynamic_batch(recorded):
+def test_exported_programs_and_onnx_with_a_dynamic_batch(recorded, tmp_path):
     case, model, program = recorded
     assert_agrees(case, model, program.module())
-
-
-def test_onnx_through_onnxruntime_with_a_dynamic_batch(recorded, tmp_path):
-    case, model, program = recorded
     save_onnx(program, tmp_path / "model.onnx")
     assert_agrees(case, model, load_onnx(tmp_path / "model.onnx"))
 
 
-def test_tracing(short):
+@pytest.mark.parametrize("mode", ["shared", 4, "routed"])
+def test_tracing(short, mode):
     case, model = short
+    if case.metadata:
+        model.set_expert_mode(mode)
     assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
 
 
@@ -108,14 +98,6 @@ def test_the_image_alone_is_exported_without_the_metadata_path(case):
     program = record_program(model, (case.images(),)).module()
     for size in (3, 1, 5):
         torch.testing.assert_close(program(case.images(size)), model(case.images(size)), rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("mode", ["shared", 4])
-def test_a_traced_model_keeps_its_expert_mode(mode):
-    case = BY_NAME["moge_tiny"]
-    model = prepared(case)
-    model.set_expert_mode(mode)
-    assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
 
 
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])

@@ -81,12 +81,6 @@ def test_fix_init_divides_every_output_layer_by_the_depth(case):
         assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.02)
 
 
-def test_moge_starts_half_shared_and_half_routed(moge):
-    for layer in mixture_layers(moge.small()).values():
-        assert layer.gamma.sigmoid().item() == 0.5
-        assert layer.router.logit_scale.exp().item() == pytest.approx(2.0)
-
-
 def test_a_model_of_another_type_has_all_its_weights_in_that_type():
     for case in (GMOE, *MOGE):
         tensors = case.small(dtype=torch.float64).state_dict().values()

@@ -1,124 +1,85 @@
-"""`pretrained=True` through timm's builder and the Hub's own client: from an offline cache, and over HTTP."""
+"""`pretrained=True` through timm's builder and the Hub's own client, from the cache that a download leaves behind."""
 
+import json
+import logging
+from pathlib import Path
+
+import huggingface_hub
 import pytest
-import safetensors.torch
+import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models import save_for_hf
+from torch import nn
 
-from tests.hub_cache import fill_cache
-from tests.hub_server import serve
+from tests.hub_cache import COMMIT, fill_cache
 from tests.models.backbones import BACKBONES
-from tests.models.cases import BY_NAME, CASES, randomize
-from tests.models.hub_client import ask, small_request
+from tests.models.cases import BY_NAME, CASES, SMALL, randomize
+from timm_moe_dg.errors import CheckpointError
 
-pytestmark = pytest.mark.slow  # whole runs, programs and processes
+pytestmark = pytest.mark.slow  # many networks
 
-TOLERANCE = 1e-5
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
-def dense_models():
+def dense_models() -> dict[str, nn.Module]:
     """One small dense model for each Hub repository that a registered model is upcycled from."""
-    sources = {case.dense: case for case in CASES}
     models = {}
-    for seed, (source, case) in enumerate(sources.items()):
+    for seed, (source, case) in enumerate({case.dense: case for case in CASES}.items()):
         torch.manual_seed(seed)
         models[source] = randomize(case.small_dense(num_classes=1000), seed=seed).eval()
     return models
 
 
 @pytest.fixture(scope="module")
-def offline_cache(dense_models, tmp_path_factory):
+def cache(dense_models: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the Hub's client would have left behind after downloading every source."""
-    cache = tmp_path_factory.mktemp("hub")
+    folder = tmp_path_factory.mktemp("hub")
     for source, model in dense_models.items():
-        fill_cache(cache, f"timm/{source}", model.state_dict())
-    return cache
-
-
-@pytest.fixture(scope="module")
-def offline_answers(offline_cache):
-    """What each model computes after loading from the cache: with the source's classes, and with 7 of its own."""
-    requests = [small_request(case.name, num_classes=classes) for classes in (1000, 7) for case in CASES]
-    answers = ask(requests, offline_cache, HF_HUB_OFFLINE="1")
-    names = [(request["case"], request["options"]["num_classes"]) for request in requests]
-    return dict(zip(names, answers, strict=True))
+        fill_cache(folder, f"timm/{source}", model.state_dict())
+    return folder
 
 
 @torch.no_grad()
-def expected(case, dense_models):
-    dense = dense_models[case.dense]
-    tokens = dense.forward_features(case.images())
-    return dense.forward_head(tokens, pre_logits=True), dense.forward_head(tokens)
-
-
-def test_from_the_cache_every_model_computes_what_its_dense_source_computes(registered, dense_models, offline_answers):
-    features, logits = expected(registered, dense_models)
-    same, other = (offline_answers[registered.name, classes] for classes in (1000, 7))
-    torch.testing.assert_close(torch.tensor(same["logits"]), logits, rtol=0, atol=TOLERANCE)
+def test_every_model_computes_what_its_dense_source_computes(registered, dense_models, cache, caplog):
+    options = {**SMALL, "img_size": registered.small_size, "cache_dir": cache, "pretrained": True}
+    with caplog.at_level(logging.INFO, logger="timm_moe_dg"):
+        same, other = (timm.create_model(registered.name, **{**options, "num_classes": n}).eval() for n in (1000, 7))
+    dense, images = dense_models[registered.dense], registered.images()
+    torch.testing.assert_close(same(images), dense(images), rtol=0, atol=1e-5)
     # With other classes only the classifier is new
-    torch.testing.assert_close(torch.tensor(other["features"]), features, rtol=0, atol=TOLERANCE)
-    assert torch.tensor(other["logits"]).shape == (3, 7)
+    torch.testing.assert_close(other.forward_features(images), dense.forward_features(images), rtol=0, atol=1e-5)
+    assert other(images).shape == (3, 7)
     line = f"Upcycled from timm/{registered.dense}: 12 experts filled in 2 mixture layers."
-    assert same["log"] == other["log"] == [line]
-
-
-def test_without_the_source_there_is_an_error_and_no_random_model(tmp_path):
-    (answer,) = ask([small_request("gmoe_tiny_patch16")], tmp_path, HF_HUB_OFFLINE="1")
-    assert "LocalEntryNotFoundError" in answer["error"]
-
-
-@pytest.fixture(scope="module")
-def http_session(dense_models, tmp_path_factory):
-    """A dense source, an incomplete copy of it, and a trained mixture, served over HTTP; the client's answers."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("dense", "trained", "upcycled", "broken", "cache")}
-    source = BY_NAME["gmoe_tiny_patch16"].dense
-    weights = dense_models[source].state_dict()
-    safetensors.torch.save_file(weights, folders["dense"] / "model.safetensors")
-    incomplete = {key: value for key, value in weights.items() if key != "blocks.1.mlp.fc1.weight"}
-    safetensors.torch.save_file(incomplete, folders["broken"] / "model.safetensors")
-    torch.manual_seed(0)
-    trained = randomize(BY_NAME["moge_tiny"].small(num_classes=5, moe_layers=[1, 3], num_experts=4)).eval()
-    save_for_hf(trained, folders["trained"], safe_serialization=True)
-    upcycled = randomize(BACKBONES["Mlp"].mixture()).eval()
-    save_for_hf(upcycled, folders["upcycled"], safe_serialization=True)
-    repositories = {
-        f"timm/{source}": folders["dense"],
-        f"timm/{BY_NAME['sfmoe_small'].dense}": folders["broken"],
-        "someone/moge": folders["trained"],
-        "someone/upcycled": folders["upcycled"],
-    }
-    requests = [
-        small_request("gmoe_tiny_patch16"),
-        {"case": "moge_tiny", "model": "hf-hub:someone/moge", "options": {}},
-        {"case": "gmoe_tiny_patch16", "model": "hf-hub:someone/upcycled", "options": {}},
-        small_request("sfmoe_small", num_classes=7),
-    ]
-    with serve(repositories) as hub:
-        answers = ask(requests, folders["cache"], HF_ENDPOINT=hub.endpoint, HF_HUB_DISABLE_XET="1")
-    return answers, hub.requests, (trained, upcycled)
-
-
-def test_over_http_the_dense_source_is_downloaded_and_upcycled(http_session, dense_models):
-    (answer, *_), requests, _ = http_session
-    case = BY_NAME["gmoe_tiny_patch16"]
-    _, logits = expected(case, dense_models)
-    torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=TOLERANCE)
-    address = f"/timm/{case.dense}/resolve/main/model.safetensors"
-    assert requests[0] == f"HEAD {address}"
-    assert any(request.startswith(f"GET /timm/{case.dense}/resolve/") for request in requests)
+    assert [message for message in caplog.messages if "pcycled" in message] == [line] * 2
 
 
 @torch.no_grad()
-def test_over_http_a_trained_mixture_comes_back_bit_by_bit(http_session):
-    (_, answer, upcycled_answer, _), _, (trained, upcycled) = http_session
-    images = BY_NAME["moge_tiny"].images()
-    assert torch.equal(torch.tensor(answer["logits"]), trained(images))
-    assert torch.equal(torch.tensor(upcycled_answer["logits"]), upcycled(images))
-    assert answer["log"] == ["Loaded a mixture-of-experts checkpoint from someone/moge: no expert upcycled."]
+@pytest.mark.parametrize("name", ["moge", "upcycled"])
+def test_a_trained_mixture_comes_back_bit_by_bit(name, tmp_path):
+    moge = BY_NAME["moge_tiny"]
+    model = (
+        moge.small(num_classes=5, moe_layers=[1, 3], num_experts=4) if name == "moge" else BACKBONES["Mlp"].mixture()
+    )
+    save_for_hf(randomize(model).eval(), tmp_path / "saved", safe_serialization=True)
+    fill_cache(tmp_path, f"someone/{name}", model.state_dict())
+    config = tmp_path / f"models--someone--{name}" / "snapshots" / COMMIT / "config.json"
+    config.write_text(json.dumps(json.loads((tmp_path / "saved" / "config.json").read_text())))
+    again = timm.create_model(f"hf-hub:someone/{name}", pretrained=True, cache_dir=tmp_path).eval()
+    assert torch.equal(again(moge.images()), model(moge.images()))
 
 
-def test_over_http_an_incomplete_source_is_refused_although_the_classes_differ(http_session):
-    (*_, answer), _, _ = http_session
-    assert answer["error"].startswith("CheckpointError")
-    assert "missing from the checkpoint (1): blocks.1.mlp.fc1.weight" in answer["error"]
+def test_a_missing_source_and_an_incomplete_one_are_errors_although_the_classes_differ(dense_models, tmp_path):
+    case = BY_NAME["gmoe_tiny_patch16"]
+    options = {**SMALL, "img_size": 32, "num_classes": 7, "pretrained": True, "cache_dir": tmp_path}
+    with pytest.raises(LocalEntryNotFoundError):
+        timm.create_model(case.name, **options)
+    weights = dense_models[case.dense].state_dict()
+    del weights["blocks.1.mlp.fc1.weight"]
+    fill_cache(tmp_path, f"timm/{case.dense}", weights)
+    with pytest.raises(CheckpointError, match=r"missing from the checkpoint \(1\): blocks\.1\.mlp\.fc1\.weight"):
+        timm.create_model(case.name, **options)

@@ -1,13 +1,12 @@
 """Checkpoints of the GMoE authors' released code, made here from our weights by writing them in its layout."""
 
 import math
-from operator import attrgetter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, overlay, randomize
+from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomize
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.models.tutel import is_tutel_state_dict
 
@@ -65,9 +64,11 @@ def source(request) -> tuple[Case, torch.nn.Module]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("bias_axis", [False, True], ids=["(E, H)", "(E, 1, H)"])
 @pytest.mark.parametrize("counter", [False, True], ids=["early", "later"])
-def test_a_released_checkpoint_gives_equal_weights_and_logits(source, form, bias_axis, counter):
+def test_a_released_checkpoint_gives_equal_weights_and_logits(source, form, bias_axis, counter, tmp_path):
     case, model = source
-    converted = case.small(**overlay(released(model, form, bias_axis, counter))).eval()
+    torch.save(released(model, form, bias_axis, counter), tmp_path / "model.pkl")
+    cfg = {"file": str(tmp_path / "model.pkl"), "num_classes": 10}
+    converted = case.small(pretrained=True, pretrained_cfg_overlay=cfg).eval()
     assert converted.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in converted.state_dict().items())
     assert torch.equal(converted(case.images()), model(case.images()))
@@ -95,15 +96,6 @@ def test_a_converted_layer_computes_what_the_released_layout_means(source):
     torch.testing.assert_close(layer.router(x).logits, expected)
 
 
-@torch.no_grad()
-def test_the_training_scripts_file_loads_as_it_is(source, tmp_path):
-    case, model = source
-    torch.save(released(model, "wrapped", counter=True), tmp_path / "model.pkl")
-    cfg = {"file": str(tmp_path / "model.pkl"), "num_classes": 10}
-    converted = case.small(pretrained=True, pretrained_cfg_overlay=cfg).eval()
-    assert torch.equal(converted(case.images()), model(case.images()))
-
-
 @pytest.mark.parametrize("num_classes", [10, 3], ids=["same classes", "other classes"])
 @pytest.mark.parametrize("lost", ["experts.batched_fc2_w", "experts.batched_fc1_bias", "gates.0"])
 @pytest.mark.parametrize("form", FORMS)
@@ -122,13 +114,8 @@ def test_a_released_checkpoint_with_an_unknown_part_or_of_another_gate_is_refuse
     gmoe, sfmoe = CASES
     checkpoint = released(gmoe.small())
     checkpoint["blocks.2.mlp.gates.1.wg.weight"] = torch.zeros(6, 32)
+    assert not is_tutel_state_dict(gmoe.small().state_dict())
     with pytest.raises(CheckpointError, match=r"not in the model \(1\): blocks\.2\.mlp\.gates\.1\.wg\.weight"):
         gmoe.small(**overlay(checkpoint))
     with pytest.raises(CheckpointError, match=r"missing.*router\.gate\.weight.*not in the model.*router\.codes"):
         sfmoe.small(**overlay(released(gmoe.small())))
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=attrgetter("name"))
-def test_other_checkpoints_are_not_mistaken_for_released_ones(family):
-    assert not is_tutel_state_dict(family.small().state_dict())
-    assert not is_tutel_state_dict(family.small_dense().state_dict())
