@@ -12,8 +12,7 @@ and times on CPU. preprocessing.json describes inputs and classes.
 import argparse
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -82,16 +81,11 @@ def build_parser() -> ToolParser:
 
 
 def photographs() -> list[Image.Image]:
-    """Eight views of scikit-learn's two photographs: each whole, and three of its quarters."""
+    """Eight views of scikit-learn's two photographs: each turned four times."""
     with needs("export.py without --images", "scikit-learn", "train"):
         from sklearn.datasets import load_sample_images
-    views = []
-    for pixels in load_sample_images().images:
-        whole = Image.fromarray(pixels)
-        width, height = whole.width // 2, whole.height // 2
-        corners = [(0, 0), (width, 0), (0, height)]
-        views += [whole, *(whole.crop((left, top, left + width, top + height)) for left, top in corners)]
-    return views
+    whole = map(Image.fromarray, load_sample_images().images)
+    return [image.rotate(90 * turns, expand=True) for image in whole for turns in range(4)]
 
 
 def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[str] | None) -> Inputs:
@@ -105,18 +99,6 @@ def make_inputs(model: nn.Module, config: Mapping[str, Any], sources: Sequence[s
     view = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])
     metadata = sample_metadata(model, len(images))
     return (torch.stack([view(image) for image in images]), *([] if metadata is None else [metadata]))
-
-
-@contextmanager
-def output_folder(args: argparse.Namespace) -> Iterator[Path]:
-    """Yields the folder to write to; without --output it is temporary."""
-    names = [*(FORMATS[name].file for name in args.formats), PREPROCESSING]
-    if args.output is None:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
-    else:
-        with all_or_nothing(args.output, names, overwrite=args.force) as work:
-            yield work
 
 
 def report(args: argparse.Namespace, model: nn.Module, programs: Mapping[str, Exported], inputs: Inputs) -> None:
@@ -144,7 +126,10 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(message)s")
     args = parse_arguments(build_parser(), argv)
     torch.set_num_threads(args.cpu_threads)
-    with output_folder(args) as folder:
+    names = [*(FORMATS[name].file for name in args.formats), PREPROCESSING]
+    place = all_or_nothing(args.output, names, overwrite=args.force) if args.output else TemporaryDirectory()
+    with place as work:
+        folder = Path(work)
         warn_of_unfinished(args.model)
         model = load_trained(args.model, **model_keywords(args))
         config = data_config(model, args.img_size)
@@ -157,7 +142,6 @@ def main(argv: Sequence[str]) -> None:
         (folder / PREPROCESSING).write_text(json.dumps(described, indent=2) + "\n")
         report(args, model, programs, inputs)
     if args.output:
-        names = [*(program.path.name for program in programs.values()), PREPROCESSING]
         print(f"written to {args.output}: {', '.join(names)}")
 
 
