@@ -85,7 +85,7 @@ def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog
 
 
 def test_the_recipe_of_a_program_has_the_temperature(calibrated, tmp_path):
-    words = ["--model", str(calibrated / "best"), "--formats", "pt2", "--rounds", "1", "--batch-size", "1"]
+    words = ["--model", str(calibrated / "best"), "--formats", "pt2"]
     load_tool("export").main([*words, "--output", str(tmp_path)])
     recipe = json.loads((tmp_path / "preprocessing.json").read_text())
     assert recipe["temperature"] == load_calibration(f"local-dir:{calibrated / 'best'}").temperature

@@ -35,14 +35,6 @@ class Format(NamedTuple):
     load: Callable[[Path], Program]
 
 
-class Exported(NamedTuple):
-    """A written program."""
-
-    path: Path
-    program: Program  # read back from the file
-    difference: float  # largest absolute difference of its logits from the model's
-
-
 def load_onnx(path: Path) -> Program:
     """Reads an ONNX file as a function from inputs to logits, on CPU, with as many threads as torch has."""
     import onnxruntime
@@ -98,8 +90,12 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 
-def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tolerance: float = 1e-4) -> Exported:
+def export_model(
+    model: nn.Module, inputs: Inputs, folder: Path, name: str, tolerance: float = 1e-4
+) -> tuple[Path, float]:
     """Writes a model in a format of `FORMATS`, reads the file back, and compares both on batches of several sizes.
+
+    Returns the file, and the largest absolute difference of its logits from the model's.
 
     The model is in evaluation mode on CPU, and the `inputs` are three samples or more. Logits that differ by more than
     `tolerance`, or a model that cannot be written, are an `ExportError`.
@@ -125,7 +121,7 @@ def export_model(model: nn.Module, inputs: Inputs, folder: Path, name: str, tole
             "experts may explain it: look at more images with --images before raising --tolerance"
         )
         raise ExportError.of("format", name, remedy)
-    return Exported(path, program, difference)
+    return path, difference
 
 
 @torch.inference_mode()
