@@ -1,9 +1,6 @@
-"""A Hugging Face Hub on this machine: enough of its protocol for the real client to download, create and commit.
+"""A Hugging Face Hub on this machine: enough of its protocol for the real client to download, create and commit."""
 
-Large files take the way they take on the Hub: downloads are redirected to another origin (a second port) with the
-linked size and etag, uploads go there first and are then named in the commit.
-"""
-
+import base64
 import hashlib
 import json
 import re
@@ -14,13 +11,59 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub_repository import Repository, card_mistakes, is_large, object_id
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
 
 USER = "someone"
 TOKEN = "hf_the_token_that_may_write"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LICENSES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "other", "unknown"}
+RELATIONS = {"adapter", "merge", "quantized", "finetune"}
+
+
+class Commit(NamedTuple):
+    """All files of a repository at one time, and the names of those that the commit sent."""
+
+    sha: str
+    files: dict[str, bytes]
+    summary: str = ""
+    sent: tuple[str, ...] = ()
+
+
+@dataclass
+class Repository:
+    """One repository; its first commit is empty, or holds the files of a folder."""
+
+    folder: Path | None = None
+    private: bool = False
+    branches: dict[str, list[Commit]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        files = {}
+        if self.folder:
+            paths = [path for path in self.folder.rglob("*") if path.is_file()]
+            files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in paths}
+        self.branches["main"] = [Commit(COMMIT, files)]
+
+    def at(self, revision: str) -> Commit | None:
+        """The commit that a branch's name or a commit's hash stands for."""
+        if revision in self.branches:
+            return self.branches[revision][-1]
+        every = (commit for commits in self.branches.values() for commit in commits)
+        return next((commit for commit in every if commit.sha == revision), None)
+
+    def add(self, revision: str, lines: list[dict[str, Any]]) -> Commit:
+        """Applies the lines of a commit request."""
+        header, *operations = (line["value"] for line in lines)
+        commits = self.branches[revision]
+        files = {value["path"]: base64.b64decode(value["content"]) for value in operations}
+        sha = hashlib.sha1(f"{revision} {len(commits)} {commits[-1].sha}".encode()).hexdigest()
+        commits.append(Commit(sha, {**commits[-1].files, **files}, header["summary"], tuple(files)))
+        return commits[-1]
 
 
 @dataclass
@@ -30,16 +73,13 @@ class LocalHub:
     Attributes:
         repositories: By 'owner/name', and 'space:owner/name'.
         endpoint: For the client's HF_ENDPOINT.
-        requests: 'METHOD path' of each request to either origin, in order.
-        objects: Large files that were received, by SHA-256.
-        drop: Given 'METHOD path' of a transfer to or from the storage, whether the connection breaks half-way.
+        requests: 'METHOD path' of each request, in order.
+        drop: Given 'METHOD path' of a download or a commit, whether the connection breaks half-way.
     """
 
     repositories: dict[str, Repository]
     endpoint: str = ""
-    storage: str = ""
     requests: list[str] = field(default_factory=list)
-    objects: dict[str, bytes] = field(default_factory=dict)
     drop: Callable[[str], bool] = lambda request: False
 
     def commits(self, repository: str, branch: str = "main") -> list[str]:
@@ -58,9 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
         self._answer()
 
     def log_message(self, *_: object) -> None:
@@ -121,12 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in commit.files:
             return self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit.sha})
         content = commit.files[path]
-        etag = f'"{object_id(path, content)}"'
-        from_storage = f"http://{self.headers['Host']}" == self.hub.storage
-        if is_large(path) and not from_storage:
-            linked = {"X-Linked-Etag": etag, "X-Linked-Size": str(len(content)), "X-Repo-Commit": commit.sha}
-            return self._send(302, {"Location": self.hub.storage + self.path, **linked})
-        return self._send(200, {"ETag": etag, **({} if from_storage else {"X-Repo-Commit": commit.sha})}, content)
+        etag = f'"{_object_id(content)}"'
+        return self._send(200, {"ETag": etag, "X-Repo-Commit": commit.sha}, content)
 
     def whoami(self) -> None:
         if self._may_write():
@@ -177,38 +210,13 @@ class _Handler(BaseHTTPRequestHandler):
         answer = [
             {
                 "path": path,
-                "uploadMode": "lfs" if is_large(path) else "regular",
+                "uploadMode": "regular",
                 "shouldIgnore": False,
-                "oid": object_id(path, there[path]) if path in there else None,
+                "oid": _object_id(there[path]) if path in there else None,
             }
             for path in (file["path"] for file in wanted)
         ]
         return self._json({"files": answer})
-
-    def large_files(self, name: str) -> None:
-        objects = json.loads(self._read())["objects"]
-        if not self._may_write():
-            return
-        actions = {"verify": {"href": f"{self.hub.endpoint}/{name}.git/info/lfs/verify"}}
-        for item in objects:
-            if item["oid"] not in self.hub.objects:
-                item["actions"] = {"upload": {"href": f"{self.hub.storage}/objects/{item['oid']}"}, **actions}
-        self._json({"transfer": "basic", "objects": objects})
-
-    def receive(self, oid: str) -> None:
-        length = int(self.headers["Content-Length"])
-        if self.hub.drop(f"PUT {self.path}"):
-            self.rfile.read(length // 2)
-            return self._hang_up()
-        content = self.rfile.read(length)
-        if hashlib.sha256(content).hexdigest() != oid:
-            return self._send(400, {})
-        self.hub.objects[oid] = content
-        return self._send(200, {})
-
-    def verify(self, name: str) -> None:
-        received = json.loads(self._read())["oid"] in self.hub.objects
-        self._send(200 if received else 404, {})
 
     def commit(self, name: str, revision: str) -> None:
         lines = [json.loads(line) for line in self._read().splitlines()]
@@ -221,10 +229,9 @@ class _Handler(BaseHTTPRequestHandler):
             repository.branches[f"refs/pr/{number}"] = repository.branches["main"][-1:]
             revision = f"refs/pr/{number}"
             answer["pullRequestUrl"] = f"{self.hub.endpoint}/{name}/discussions/{number}"
-        try:
-            commit = repository.add(revision, lines, self.hub.objects)
-        except KeyError as error:
-            return self._json({"error": f"LFS pointer points to a file that does not exist: {error}"}, 400)
+        if self.hub.drop(f"POST {self.path}"):
+            return self._hang_up()
+        commit = repository.add(revision, lines)
         address = f"{self.hub.endpoint}/{name.replace('space:', 'spaces/')}/commit/{commit.sha}"
         return self._json({**answer, "commitOid": commit.sha, "commitUrl": address})
 
@@ -238,30 +245,65 @@ _ROUTES = (
     ("POST", rf"api/models/{_NAME}/branch/(.+)", _Handler.branch),
     ("POST", rf"api/models/{_NAME}/preupload/(.+)", _Handler.preupload),
     ("POST", rf"api/models/{_NAME}/commit/(.+)", _Handler.commit),
-    ("POST", rf"{_NAME}\.git/info/lfs/objects/batch", _Handler.large_files),
-    ("POST", rf"{_NAME}\.git/info/lfs/verify", _Handler.verify),
-    ("PUT", "objects/(.+)", _Handler.receive),
     ("HEAD GET", rf"{_NAME}/resolve/([^/]+)/(.+)", _Handler.resolve),
 )
 
 
+def _object_id(content: bytes) -> str:
+    """Git's name for a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 @contextmanager
 def serve(folders: dict[str, Path]) -> Iterator[LocalHub]:
-    """Runs the hub and its storage on free ports of this machine, with a repository for each folder."""
+    """Runs the hub on a free port of this machine, with a repository for each folder."""
     hub = LocalHub({name: Repository(folder) for name, folder in folders.items()})
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
-    # Another name for the storage: a client follows redirects to hosts of the hub, whatever their port
-    hub.endpoint, hub.storage = (
-        f"http://{host}:{server.server_port}" for host, server in zip(("127.0.0.1", "localhost"), servers, strict=True)
-    )
-    threads = [threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in servers]
-    for thread in threads:
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
     try:
         yield hub
     finally:
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def card_mistakes(content: str) -> list[str]:
+    """What is wrong with a card's metadata, by the Hub's published rules."""
+    _, _, rest = content.partition("---\n")
+    try:
+        data = yaml.safe_load(rest.partition("\n---")[0])
+    except yaml.YAMLError as error:
+        return [f"no YAML: {error}"]
+    if not isinstance(data, dict):
+        return ["no metadata"]
+    wrong = [] if data.get("license") in LICENSES else [f'"license" {data.get("license")} is not allowed']
+    if ("base_model_relation" in data) and not (data["base_model_relation"] in RELATIONS and data.get("base_model")):
+        wrong.append('"base_model_relation" needs a base model')
+    for key in ("tags", "datasets"):
+        if not all(isinstance(value, str) and value for value in data.get(key, [])):
+            wrong.append(f'"{key}" must be strings')
+    for entry in data.get("model-index", []):
+        for result in entry["results"]:
+            complete = result["task"].get("type") and all(result["dataset"].get(key) for key in ("type", "name"))
+            numbers = all(metric.get("type") and isinstance(metric.get("value"), float) for metric in result["metrics"])
+            if not (entry.get("name") and complete and result["metrics"] and numbers):
+                wrong.append(f'"model-index" has an incomplete result: {json.dumps(result)}')
+    return wrong
+
+
+def fill_cache(cache: Path, repository: str, state_dict: dict[str, Tensor]) -> None:
+    """Puts a repository with one `model.safetensors` into a cache, to be read with HF_HUB_CACHE and HF_HUB_OFFLINE.
+
+    Args:
+        cache: The cache's folder.
+        repository: Such as 'timm/deit_tiny_patch16_224.fb_in1k'.
+        state_dict: The weights.
+    """
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    for name in ("blobs", "refs", f"snapshots/{COMMIT}"):
+        (folder / name).mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    save_file(state_dict, folder / "snapshots" / COMMIT / "model.safetensors")

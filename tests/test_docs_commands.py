@@ -18,7 +18,7 @@ import pytest
 import timm
 
 import timm_moe_dg
-from tests.hub_cache import fill_cache
+from tests.hub_server import fill_cache
 from tests.load_tool import load_tool
 from timm_moe_dg.__main__ import COMMANDS
 

@@ -38,7 +38,7 @@ from tempfile import TemporaryDirectory
 
 import timm
 
-from tests.hub_cache import fill_cache
+from tests.hub_server import fill_cache
 from tests.quick_python import quick_python
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from markdown import markdown as rendered
 
 from tests.hub.published import CARDS, card_of_run, fine_tuned, write_run
-from tests.hub_repository import card_mistakes
+from tests.hub_server import card_mistakes
 from timm_moe_dg.cli.text import code, csv_cell, csv_path, duration, markdown, one_line
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import fill_from_run, load_folder

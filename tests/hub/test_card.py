@@ -29,7 +29,7 @@ from tests.hub.published import (
     invented_records,
     write_run,
 )
-from tests.hub_repository import card_mistakes
+from tests.hub_server import card_mistakes
 from tests.invented import ARGS, make_record
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import CheckpointError

@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models import save_for_hf
 from torch import nn
 
-from tests.hub_cache import COMMIT, fill_cache
+from tests.hub_server import COMMIT, fill_cache
 from tests.models.backbones import BACKBONES
 from tests.models.cases import BY_NAME, CASES, SMALL, randomize
 from timm_moe_dg.errors import CheckpointError

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
-from tests.hub_cache import fill_cache
+from tests.hub_server import fill_cache
 from tests.layers.encoders.satclip_checkpoint import released
 from tests.load_tool import load_tool
 from tests.models.cases import SMALL
