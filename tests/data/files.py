@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from timm_moe_dg.data import Benchmark, Domain, get_benchmark
+from timm_moe_dg.data.inspection import digest, fingerprint
 
 CLASSES = tuple(f"class_{index}" for index in range(7))
 MAGIC = {3: b"\x00\x00\x08\x03", 1: b"\x00\x00\x08\x01"}
@@ -63,6 +64,12 @@ def write_release(folder: Path, train: int = 40, test: int = 13, zipped: bool = 
         write_idx(folder / f"{part}-images-idx3-ubyte{end}", images[members], zipped)
         write_idx(folder / f"{part}-labels-idx1-ubyte{end}", labels[members], zipped)
     return images, labels
+
+
+def signature(name: str) -> str:
+    """A digest of the names, numbers of images, labels and official splits of a data set that is made here."""
+    tables = fingerprint(get_benchmark(name).read(None))
+    return digest(str([[table[key] for key in ("name", "images", "labels", "split")] for table in tables]).encode())
 
 
 def gray_of(domain: Domain, index: int) -> int:

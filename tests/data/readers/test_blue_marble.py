@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.files import signature
 from timm_moe_dg.data.readers import blue_marble as reader
 from timm_moe_dg.errors import DataError, MissingDependencyError
 
@@ -57,7 +58,8 @@ def test_places_have_the_climate_and_continent_of_an_atlas(tiles):
     assert len(targets) == 10_561
 
 
-def test_second_level_refines_the_first(tiles):
+def test_second_level_refines_the_first_and_both_are_the_same_in_every_release(tiles):
+    assert (signature("blue_marble"), signature("blue_marble_12")) == ("e2a6870fb977", "dc13f053e860")
     fine = reader.blue_marble(2)
     names = fine[0].classes
     assert len(names) == 12

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.data.files import write_release
+from tests.data.files import signature, write_release
 from tests.references import domainbed_mnist as reference
 from timm_moe_dg.data import evaluation_transform, get_benchmark
 from timm_moe_dg.data.readers import digits
@@ -72,8 +72,16 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
         digits.rotated_digits()
 
 
-@pytest.mark.parametrize("make", [digits.rotated_digits, digits.colored_digits, digits.geo_digits])
-def test_domains_are_the_same_every_time_and_images_are_rgb(make):
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (digits.rotated_digits, "83404fc7c4ad"),
+        (digits.colored_digits, "4f258f6f652f"),
+        (digits.geo_digits, "45b9cad1d701"),
+    ],
+)
+def test_domains_are_the_same_in_every_release_and_images_are_rgb(make, expected):
+    assert signature(make.__name__) == expected
     for domain, again in zip(make(), make(), strict=True):
         np.testing.assert_array_equal(domain.images, again.images)
         np.testing.assert_array_equal(domain.targets, again.targets)
