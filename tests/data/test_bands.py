@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from timm_moe_dg.data.bands import Bands, band_names, band_settings
+from timm_moe_dg.data.bands import Bands, band_names, band_settings, wavelength
 from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError
 
@@ -46,6 +46,13 @@ def test_names_stand_for_bands_and_the_nearest_ones_are_red_green_and_blue(words
 def test_other_names_are_refused(words, word):
     with pytest.raises(ArgumentError, match=f"^bands='{word}': "):
         band_names(words.split())
+
+
+def test_centers_are_those_of_the_sensors():
+    """Sums in nanometers over all bands, by ESA and USGS."""
+    sentinel = [f"B{number:02}" for number in range(1, 13)] + ["B8A"]
+    for names, total in ((sentinel, 12_219.1), ([f"landsat:B{number}" for number in range(1, 12)], 31_678.2)):
+        assert sum(map(wavelength, band_names(names))) == pytest.approx(total, abs=3)  # rounded to nanometers
 
 
 def test_the_number_of_bands_follows_from_their_names():

@@ -83,6 +83,13 @@ def test_a_name_that_no_run_folder_can_have(unregistered, name):
         ("WILDSCamelyon", 455_954, 2, (5e-5, 0.0, 5001, 100, 100)),
         ("WILDSFMoW", 0, 62, (5e-5, 0.0, 5001, 100, 100)),
         ("emoji_styles", 5_682, 12, (1e-3, 0.0, 1501, 300, 100)),
+        ("rotated_digits", 0, 10, (3e-4, 0.0, 501, 100, 100)),
+        ("geo_digits", 0, 10, (1e-3, 0.0, 601, 200, 100)),
+        ("sprites", 0, 8, (2e-3, 0.0, 801, 200, 100)),
+        ("blue_marble", 0, 5, (1e-3, 0.0, 601, 200, 100)),
+        ("blue_marble_12", 0, 12, (1e-3, 0.0, 601, 200, 100)),
+        ("FMoW_LAO", 0, None, (1e-4, 0.0, 60_001, 2000, 100)),
+        ("iWildCam", 0, None, (3e-5, 0.0, 97_001, 5000, 100)),
         ("RotatedMNIST", 70_000, 10, (1e-3, 0.0, 5001, 100, 100)),
         ("ColoredFashionMNIST", 70_000, 2, (1e-3, 0.0, 5001, 100, 100)),
     ],
@@ -95,7 +102,8 @@ def test_images_classes_and_schedules_are_those_of_the_papers(name, total, class
     assert row.num_classes == classes
     rates = (row.hparams["lr"], row.hparams["weight_decay"])
     assert (*rates, row.steps, row.checkpoint_freq, row.swad_checkpoint_freq) == numbers
-    assert row.hparams["batch_size"] == {"emoji": 16, "Rotat": 64, "Color": 64}.get(name[:5], 32)
+    sizes = {16: "emoji rotat geo_d blue_ iWild", 64: "Rotat Color FMoW_", 8: "sprit"}
+    assert row.hparams["batch_size"] == next((size for size, names in sizes.items() if name[:5] in names), 32)
     assert row.swad_hparams == ({"swad_tolerance_ratio": 0.2} if name == "VLCS" else {})
 
 

@@ -73,6 +73,15 @@ def test_statistics_are_those_of_all_training_pixels(bands):
     assert (low, high) == (pixels.amin((0, 2, 3)).tolist(), pixels.amax((0, 2, 3)).tolist())
 
 
+def test_statistics_of_photographs_are_of_their_channels_from_0_to_1():
+    levels = np.zeros((4, 6, 3), np.uint8)
+    levels[:2, :, 0], levels[:, :3, 1], levels[..., 2] = 255, 102, 51
+    photographs = DigitsDomain("a", ("x",), [0], [levels])
+    statistics = band_statistics([photographs], [Split(np.array([0]), np.arange(0))], [0])
+    np.testing.assert_allclose(statistics, [[0.5, 0.2, 0.2], [0.5, 0.2, 1], [0, 0, 0.2], [1, 0.4, 0.2]])
+    assert statistics.describe().splitlines()[0] == "  band 1: 0 to 1, mean 0.5, deviation 0.5"
+
+
 def test_statistics_leave_out_missing_data_and_divide_no_constant_band_by_nothing(bands):
     domain = replace(bands[0])
     whole, part = domain.pixels(0), domain.pixels(0).clone()

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from timm_moe_dg.data import FolderDomain, Split, get_benchmark, seed_hash, split_domain, split_domains
-from timm_moe_dg.data.splits import check_groups, group_part, image_groups, make_splits, split_by_group
+from timm_moe_dg.data.splits import (
+    check_groups,
+    domain_positions,
+    group_part,
+    image_groups,
+    make_splits,
+    split_by_group,
+)
 from timm_moe_dg.errors import ArgumentError, MoeDgError, ProtocolError
 
 
@@ -85,6 +92,45 @@ def test_a_training_domain_needs_validation_images_and_a_test_domain_none():
         split_domains([of_size(4, "sketch"), of_size(10)], training=[0, 1], trial_seed=0)
     splits = split_domains([of_size(4, "sketch"), of_size(10)], training=[1], trial_seed=0)
     assert (len(splits[0].inside), len(splits[0].outside)) == (4, 0)
+
+
+DOMAINS = ["art", "photo", "2019", "1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "positions"),
+    [
+        (["photo"], [1]),
+        (["photo", "art"], [1, 0]),
+        ([3, 0], [3, 0]),
+        (["3", "0", "photo"], [3, 0, 1]),
+        (["2019"], [2]),  # no position, but a name
+        ([1], [1]),
+        (["none"], []),
+    ],
+)
+def test_domains_are_found_by_name_and_by_position(given, positions):
+    assert domain_positions(given, DOMAINS) == positions
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"), [(["photo", "sketch"], "test_domains"), (["1"], "test_domains"), (["none"], "domains")]
+)
+def test_unknown_names_and_names_that_are_positions_are_refused(given, argument):
+    with pytest.raises(ProtocolError, match=f"^{argument}="):
+        domain_positions(given, DOMAINS, argument)
+
+
+@pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)
+def test_a_text_means_its_domain_or_is_refused(names):
+    for text in ["0", "1", "2", "3", "01", "03", "none", "b"]:
+        meanings = {position for position, name in enumerate(names) if text == name or text == str(position)}
+        meanings |= {position for position, name in enumerate(names) if name.isdecimal() and text == str(int(name))}
+        if len(meanings) == 1 and text != "none":
+            assert domain_positions([text], names) == list(meanings)
+        elif len(meanings) > 1 or text in names:
+            with pytest.raises(ProtocolError, match=rf"test_domains=\['{text}'\]: .* give @\d for"):
+                domain_positions([text], names)
 
 
 STYLES = ("Candy", "Mosaic", "Natural", "Udnie")

@@ -15,16 +15,13 @@ from tests.finetuning.plans import image_folder, plan_of
 from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.cli.arguments import option_words
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.splits import domain_positions
-from timm_moe_dg.errors import ArgumentError, MissingDependencyError, MoeDgError, ProtocolError
+from timm_moe_dg.errors import ArgumentError, MissingDependencyError, MoeDgError
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.messages import describe
 from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, wanted_trackers
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import differences, settings
-
-NAMES = ["art", "photo", "2019", "1"]
 
 
 def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, caplog):
@@ -105,42 +102,6 @@ def test_a_benchmark_of_shared_photographs_decides_how_they_are_split(tmp_path):
     assert "split_by_photograph: False there, True planned" in differences(
         vars(parse_resumable(run_parser(), words)), plan.folder.args, row
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "positions"),
-    [
-        (["photo"], [1]),
-        (["photo", "art"], [1, 0]),
-        ([3, 0], [3, 0]),
-        (["3", "0", "photo"], [3, 0, 1]),
-        (["2019"], [2]),  # no position, but a name
-        ([1], [1]),
-        (["none"], []),
-    ],
-)
-def test_domains_are_found_by_name_and_by_position(given, positions):
-    assert domain_positions(given, NAMES) == positions
-
-
-@pytest.mark.parametrize(
-    ("given", "argument"), [(["photo", "sketch"], "test_domains"), (["1"], "test_domains"), (["none"], "domains")]
-)
-def test_unknown_names_and_names_that_are_positions_are_refused(given, argument):
-    with pytest.raises(ProtocolError, match=f"^{argument}="):
-        domain_positions(given, NAMES, argument)
-
-
-@pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)
-def test_a_text_means_its_domain_or_is_refused(names):
-    for text in ["0", "1", "2", "3", "01", "03", "none", "b"]:
-        meanings = {position for position, name in enumerate(names) if text == name or text == str(position)}
-        meanings |= {position for position, name in enumerate(names) if name.isdecimal() and text == str(int(name))}
-        if len(meanings) == 1 and text != "none":
-            assert domain_positions([text], names) == list(meanings)
-        elif len(meanings) > 1 or text in names:
-            with pytest.raises(ProtocolError, match=rf"test_domains=\['{text}'\]: .* give @\d for"):
-                domain_positions([text], names)
 
 
 def test_positions_of_a_run_are_repeated_as_positions(tmp_path):

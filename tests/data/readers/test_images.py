@@ -197,6 +197,7 @@ def test_files_that_pillow_writes_keep_all_bands_and_bits(tmp_path, name, dtype,
         ("AVIF", b"av1C\x81\x20\x4c", True),
         ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x07", False),
         ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x0b", True),
+        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x08", True),
         ("JPEG2000", b"", False),
     ],
 )
