@@ -1,6 +1,6 @@
 """Losses of whole models: those that their layers report, and access to the recorded routing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -12,8 +12,8 @@ from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, RoutedMlp, Ro
 from ..layers.reports import BALANCING_LOSSES, ReportsLosses, domain_balance_loss
 
 
-def _routed_modules(model: nn.Module) -> list[tuple[str, RoutedMlp]]:
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, RoutedMlp)]
+def _routed_layers(model: nn.Module) -> dict[str, RoutedMlp]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, RoutedMlp)}
 
 
 def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
@@ -28,30 +28,25 @@ def router_outputs(model: nn.Module) -> dict[str, RouterOutput]:
         >>> timm_moe_dg.router_outputs(model)["blocks.8.mlp"].expert_indices.shape  # 2 x 197 tokens, 2 experts each
         torch.Size([394, 2])
     """
-    return {name: module.routing for name, module in _routed_modules(model) if module.routing is not None}
+    return {name: layer.routing for name, layer in _routed_layers(model).items() if layer.routing is not None}
 
 
-def auxiliary_loss(model: nn.Module, form: str | None = None) -> Tensor:
+def auxiliary_loss(model: nn.Module) -> Tensor:
     """Sum of `Router.loss` over the mixture layers, for the last training forward (GMoE, section 4.3).
 
-    `form` replaces the routers' own loss by 'vmoe' or 'tutel'. The sum is 0 for a model without mixture layers. Call
-    this between forward and backward, once per forward, and add it with a small coefficient (GMoE's code: 0.01). The
-    model may be wrapped for distributed training.
+    The sum is 0 for a model without mixture layers. Call this between forward and backward, once per forward, and add
+    it with a small coefficient (GMoE's code: 0.01). The model may be wrapped for distributed training.
 
     Example:
         >>> model = timm.create_model("gmoe_tiny_patch16", num_classes=7)
         >>> logits = model(torch.randn(2, 3, 224, 224))
         >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
     """
-    layers = _routed_modules(model)
-    outputs = router_outputs(model)
-    if layers and not outputs:
+    layers = _routed_layers(model).values()
+    losses = [_scalar(layer, layer.router.loss(layer.routing)) for layer in layers if layer.routing is not None]
+    if layers and not losses:
         remedy = "its mixture layers have recorded no routing; run a forward in training mode"
         raise ArgumentError.of("model", type(model).__name__, remedy)
-    loss = None if form is None else _form(form)
-    losses = [
-        _scalar(module, (loss or module.router.loss)(outputs[name])) for name, module in layers if name in outputs
-    ]
     return torch.stack(losses).sum() if losses else _zero(model)
 
 
@@ -59,24 +54,18 @@ def _scalar(module: nn.Module, value: object) -> Tensor:
     """Checks what a router or another module returned as a loss."""
     if not isinstance(value, Tensor) or value.ndim:
         words = tuple(value.shape) if isinstance(value, Tensor) else value
-        raise ArgumentError.of(
-            "loss", words, f"{type(module).__name__} must report a scalar tensor, or a ReportedLoss of one"
-        )
+        remedy = f"{type(module).__name__} must report a scalar tensor, or a ReportedLoss of one"
+        raise ArgumentError.of("loss", words, remedy)
     return value
 
 
 def set_auxiliary_form(model: nn.Module, form: str) -> None:
     """Sets the loss of all routers that have none of their own: 'vmoe', or 'tutel' as in GMoE's released code."""
-    _form(form)
+    if form not in BALANCING_LOSSES:
+        raise ArgumentError.of("form", form, f"choose one of {', '.join(BALANCING_LOSSES)}")
     for module in model.modules():
         if isinstance(module, Router):
             module.loss_form = form
-
-
-def _form(form: str) -> Callable[[RouterOutput], Tensor]:
-    if form not in BALANCING_LOSSES:
-        raise ArgumentError.of("form", form, f"choose one of {', '.join(BALANCING_LOSSES)}")
-    return BALANCING_LOSSES[form]
 
 
 def _zero(model: nn.Module) -> Tensor:
@@ -182,12 +171,12 @@ def record_routing(model: nn.Module) -> Iterator[nn.Module]:
         >>> list(timm_moe_dg.router_outputs(model))
         ['blocks.8.mlp', 'blocks.10.mlp']
     """
-    modules = [module for _, module in _routed_modules(model)]
-    before = [module.record_routing for module in modules]
+    layers = _routed_layers(model).values()
+    before = [layer.record_routing for layer in layers]
     try:
-        for module in modules:
-            module.record_routing = True
+        for layer in layers:
+            layer.record_routing = True
         yield model
     finally:
-        for module, value in zip(modules, before, strict=True):
-            module.record_routing = value
+        for layer, value in zip(layers, before, strict=True):
+            layer.record_routing = value
