@@ -6,7 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
 # In the order of the boxes in docs/architecture.svg, in which no line runs behind a box
 LEVELS = {
-    **dict.fromkeys(("errors", "compat"), 0),
+    "errors": 0,
     **dict.fromkeys(("cli", "layers", "data", "metrics"), 1),
     "losses": 2,  # of what layers report
     **dict.fromkeys(("models", "algorithms", "networks"), 3),
@@ -52,7 +52,7 @@ def test_every_package_imports_from_lower_levels_only() -> None:
 
 def test_every_package_has_a_level() -> None:
     packages = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages | {"errors", "metrics", "compat", "api"} == LEVELS.keys()
+    assert packages | {"errors", "metrics", "api"} == LEVELS.keys()
 
 
 def test_the_package_does_not_import_tools() -> None:

@@ -7,7 +7,8 @@ from timm.models.metaformer import StarReLU
 
 from tests.references.weighted_experts import weighted_experts
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
-from timm_moe_dg.layers.precision import UpcastLinear, upcast, values_readable, without_autocast
+from timm_moe_dg.layers.compat import values_readable
+from timm_moe_dg.layers.parameters import UpcastLinear, upcast, without_autocast
 from timm_moe_dg.losses import vmoe_loss
 
 

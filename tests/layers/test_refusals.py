@@ -29,8 +29,8 @@ from timm_moe_dg.layers import (
     thin_coordinates,
 )
 from timm_moe_dg.layers.encoders.metadata import NumberEncoder
-from timm_moe_dg.layers.heads import DomainRelations
 from timm_moe_dg.layers.reports import cka_diversity_loss, supcon_invariance_loss
+from timm_moe_dg.models.d3g import DomainRelations
 
 NAN = math.nan
 

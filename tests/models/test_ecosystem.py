@@ -25,7 +25,7 @@ from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomiz
 from tests.quick_python import run_ranks
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.layers import MoeMlp
-from timm_moe_dg.layers.precision import UpcastLinear
+from timm_moe_dg.layers.parameters import UpcastLinear
 from timm_moe_dg.networks.build import data_config, save_network
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes

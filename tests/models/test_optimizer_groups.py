@@ -14,7 +14,7 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.optimization import build_optimizer, check_optimizer
 from timm_moe_dg.layers import layer_parameters
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.layers.heads import DomainHeads
+from timm_moe_dg.models.d3g import DomainHeads
 
 DECAY = 0.05
 

@@ -13,7 +13,7 @@ import timm_moe_dg
 from tests.load_tool import load_tool
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.plan import make_plan
-from timm_moe_dg.layers.heads import TextHead
+from timm_moe_dg.layers.text_head import TextHead
 from timm_moe_dg.models.text_head import use_text_head
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.protocols.options import RunOptions

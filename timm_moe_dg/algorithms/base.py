@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
 from ..layers import LossWeights, after_step
-from ..layers.heads import TextHead
+from ..layers.text_head import TextHead
 from ..losses import reported_losses
 from .hparams import Distribution, Tunable
 

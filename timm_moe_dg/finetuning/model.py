@@ -26,9 +26,9 @@ from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
-from ..compat import BatchNorm
 from ..errors import ArgumentError
 from ..layers import LossWeights, RoutedMlp
+from ..layers.compat import BatchNorm
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..layers.experts import StackedExperts
 from ..losses import check_loss_weights, force_tokens, set_auxiliary_form

@@ -8,7 +8,7 @@ from .experts import expert_implementation_info, set_expert_implementation
 from .geo_moe_mlp import GeoMoeMlp
 from .mixture_options import GeoMixtureOptions, MixtureOptions
 from .moe_mlp import MoeMlp, RoutedMlp, after_step
-from .own_parameters import OwnParameters, layer_parameters, undecayed_parameters
+from .parameters import OwnParameters, layer_parameters, undecayed_parameters
 from .reports import LossWeights, ReportedLoss, RouterOutput
 from .router import Router
 from .routers import CosineRouter, LinearRouter, MetadataRouter, RandomRouter, SelfRouter, register_router

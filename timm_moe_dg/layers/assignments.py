@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .precision import values_readable
+from .compat import values_readable
 
 
 class Assignments(NamedTuple):

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
-from ..compat import in_forward_derivatives, in_transforms, in_vmap
 from ..errors import ArgumentError
 from .assignments import Assignments
+from .compat import in_forward_derivatives, in_transforms, in_vmap
 from .dropout import sampled_dropout
 from .feed_forwards import FeedForward, GatedActivation, copy_dense, reinitialize
 from .grouped_linear import grouped_linear, has_grouped_kernel
-from .own_parameters import OwnParameters
+from .parameters import OwnParameters
 
 DEVICES = ("cpu", "cuda", "meta")  # the second was rehearsed, not run
 IMPLEMENTATIONS = ("auto", "grouped", "loop")

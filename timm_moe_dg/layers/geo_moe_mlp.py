@@ -10,13 +10,12 @@ from timm.layers import Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from ..compat import assert_async
 from ..errors import MetadataError, RouterError
+from .compat import assert_async, values_readable
 from .experts import StackedExperts
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import GeoMixtureOptions, build_options
 from .moe_mlp import RoutedMlp, combined_rate
-from .precision import values_readable
 from .reports import LossWeights, ReportedLoss, cka_diversity_loss, discovered_domains, supcon_invariance_loss
 from .routers import MetadataRouter
 
@@ -182,12 +181,12 @@ class GeoMoeMlp(RoutedMlp):
             return
         if present.device.type != "cpu":  # ends the program without a wait for the device
             assert_async(present.all(), "images without metadata, and shared_expert=False")
-            return
-        if present.all():
-            return
-        samples = (~present).nonzero().flatten().tolist()
-        remedy = "have none, and shared_expert=False leaves none for them; leave them out, or keep the shared expert"
-        raise MetadataError.of("metadata of samples", samples, remedy)
+        elif not present.all():
+            samples = (~present).nonzero().flatten().tolist()
+            remedy = (
+                "have none, and shared_expert=False leaves none for them; leave them out, or keep the shared expert"
+            )
+            raise MetadataError.of("metadata of samples", samples, remedy)
 
     def _report(self, x: Tensor, shared: Tensor | None) -> None:
         forced = None

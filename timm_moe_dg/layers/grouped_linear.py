@@ -23,7 +23,6 @@ The device of the counts decides how:
 Axes: R rows, E experts, I features of the rows, O features of the outputs.
 """
 
-from math import prod
 from typing import Any
 
 import torch
@@ -118,10 +117,11 @@ def _(grad: Tensor, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return rows.new_empty(*stack, rows.shape[1]), rows.new_empty(stack)
 
 
-@register_flop_formula([torch.ops.timm_moe_dg.grouped_linear, torch.ops.timm_moe_dg.grouped_gradients])
-def _count_operations(first: torch.Size, second: torch.Size, *_: object, **__: object) -> int:
-    """Counts for torch's FlopCounterMode, by the shapes of rows and weight, or of gradients and rows."""
-    return 2 * prod(first) * second[1]
+@register_flop_formula([torch.ops.timm_moe_dg.grouped_linear, torch.ops.timm_moe_dg.grouped_gradients], get_raw=True)
+def _count_operations(first: Tensor, second: Tensor, *further: Any, **_: object) -> int:
+    """Counts for torch's FlopCounterMode, by rows and weight, or gradients and rows. Rows of no expert are left out."""
+    counts = further[-1]
+    return 2 * (len(first) if counts.is_meta else int(counts.sum())) * first.shape[1] * second.shape[1]
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor | None, ...], output: object) -> None:

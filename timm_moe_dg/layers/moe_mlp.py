@@ -17,7 +17,7 @@ from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
 from .mixture_options import GeoMixtureOptions, MixtureOptions, build_options
-from .own_parameters import OwnParameters
+from .parameters import OwnParameters
 from .reports import LossWeights, ReportedLoss, RouterOutput, image_balance_loss, z_loss
 from .router import Router
 from .routers import build_router
@@ -104,22 +104,15 @@ def after_step(model: nn.Module) -> None:
     >>> model = timm.create_model("gmoe_tiny_patch16")
     >>> timm_moe_dg.after_step(model)
     """
-    routers = [module for module in model.modules() if isinstance(module, Router) and module.has_after_step()]
-    if routers and torch.distributed.is_available() and torch.distributed.is_initialized():
-        _add_over_processes(routers, "expert_counts", next(model.parameters()).device)
-        thresholds = [router for router in routers if router.threshold_sums is not None]
-        if thresholds:
-            _add_over_processes(thresholds, "threshold_sums", next(model.parameters()).device)
-    for router in routers:
-        router.after_step()
-        router.expert_counts = torch.zeros_like(router.expert_counts)
-
-
-def _add_over_processes(routers: list[Router], name: str, device: torch.device) -> None:
-    values = torch.cat([getattr(router, name).to(device) for router in routers])
-    torch.distributed.all_reduce(values)
-    for router, total in zip(routers, values.split([len(getattr(router, name)) for router in routers]), strict=True):
-        setattr(router, name, total)
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    for router in model.modules():
+        if isinstance(router, Router) and router.has_after_step():
+            for name in ("expert_counts", "threshold_sums") if several else ():
+                if (value := getattr(router, name)) is not None:
+                    setattr(router, name, value.to(next(model.parameters()).device))
+                    torch.distributed.all_reduce(getattr(router, name))
+            router.after_step()
+            router.expert_counts = torch.zeros_like(router.expert_counts)
 
 
 @register_notrace_module

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .precision import without_autocast
+from .parameters import without_autocast
 
 
 class RouterOutput(NamedTuple):

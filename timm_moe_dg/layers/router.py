@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compat import in_backward
 from ..errors import RouterError, choices
-from .own_parameters import OwnParameters
-from .precision import upcast, without_autocast
+from .compat import in_backward
+from .parameters import OwnParameters, upcast, without_autocast
 from .reports import BALANCING_LOSSES, RouterOutput, count_assignments
 
 SCORES = ("softmax", "sigmoid")

@@ -13,7 +13,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ..errors import RouterError, choices
-from .precision import UpcastLinear, upcast
+from .parameters import UpcastLinear, upcast
 from .router import Router, top_k_indices
 
 _INIT_LOG_SCALE = math.log(1 / 0.5)  # a temperature of 0.5, as Tutel's cosine gate

@@ -23,13 +23,13 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from ..compat import FeatureGetterNet, load_state_dict_from_path
 from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
+from ..layers.compat import FeatureGetterNet, load_state_dict_from_path
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.encoders.pretrained import check_weights
-from ..layers.heads import TextHead
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
+from ..layers.text_head import TextHead
 from .building import deit_cfg
 from .gmoe import MoeVisionTransformer
 from .moge import GeoMoeVisionTransformer
@@ -127,11 +127,8 @@ def check_backbone(backbone: str, saved: bool = False) -> None:
         return
     architecture = split_model_name_tag(name)[0]
     if not timm.is_model(architecture):
-        lacking = f"timm {timm.__version__} does not have this network"
         remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
-        if saved:
-            lacking = f"{lacking} of config.json, and the timm that saved it does"
-        raise ArgumentError.of("backbone", backbone, f"{lacking}; {remedy}")
+        raise ArgumentError.of("backbone", backbone, f"timm {timm.__version__} has no such network; {remedy}")
     try:
         timm.get_pretrained_cfg(architecture if saved else name)
     except RuntimeError as error:

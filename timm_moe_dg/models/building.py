@@ -17,8 +17,8 @@ from timm.models import build_model_with_cfg
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from ..compat import update_model_args
 from ..errors import CheckpointError
+from ..layers.compat import update_model_args
 from ..layers.encoders.pretrained import check_weights
 from ..layers.feed_forwards import copy_dense, reinitialize
 from ..layers.moe_mlp import RoutedMlp
@@ -80,7 +80,7 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
         encoder = {key: value for key, value in model_state.items() if key.startswith(_METADATA_PREFIX)}
         loaded = encoder | loaded
     check_complete(loaded, model)
-    _report(model, upcycled)
+    _report(cast(dict[str, Any], model.pretrained_cfg), upcycled)
     return loaded
 
 
@@ -130,11 +130,11 @@ def fit_dense(state_dict: dict[str, Tensor], model: VisionTransformer, new: tupl
     return loaded
 
 
-def check_complete(loaded: dict[str, Tensor], model: VisionTransformer) -> None:
+def check_complete(loaded: dict[str, Tensor], model: Any) -> None:
     """Checks that a filtered checkpoint holds exactly what the model needs, apart from its classifier."""
     model_state = model.state_dict()
     # timm loads without `strict` once the number of classes differs, which in fine-tuning is always
-    classifier, first_conv = (f"{_cfg(model)[key]}." for key in ("classifier", "first_conv"))
+    classifier, first_conv = (f"{model.pretrained_cfg[key]}." for key in ("classifier", "first_conv"))
     expected = [key for key in model_state if not key.startswith(classifier)]
     missing = [key for key in expected if key not in loaded]
     misfits = [
@@ -151,9 +151,8 @@ def check_complete(loaded: dict[str, Tensor], model: VisionTransformer) -> None:
         raise CheckpointError(f"{type(model).__name__} cannot load this checkpoint: {remedy}. {'. '.join(lists)}")
 
 
-def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
+def _report(cfg: Mapping[str, Any], upcycled: list[RoutedMlp]) -> None:
     """Logs where the experts come from."""
-    cfg = _cfg(model)
     given = "the given state dict" if cfg.get("state_dict") else None
     source = given or cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
     if not upcycled:
@@ -163,11 +162,6 @@ def _report(model: VisionTransformer, upcycled: list[RoutedMlp]) -> None:
     changes = upcycled[0].changes_dense()
     note = f"; {', '.join(changes)} changes what they compute" if changes else ""
     _logger.info(f"Upcycled from {source}: {filled} experts filled in {len(upcycled)} mixture layers{note}.")
-
-
-def _cfg(model: VisionTransformer) -> dict[str, Any]:
-    """The pretrained cfg, which timm's builder sets once the model is made."""
-    return cast(dict[str, Any], model.pretrained_cfg)
 
 
 def create_moe_vit(

@@ -32,7 +32,7 @@ from torch import nn
 from ..errors import MoeLayersError
 from ..layers.mixture_options import MixtureOptions, check_options, option_names, take_options
 from ..layers.moe_mlp import MoeMlp
-from ..layers.own_parameters import undecayed_parameters
+from ..layers.parameters import undecayed_parameters
 from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
 
 MoeLayers = str | Sequence[int]

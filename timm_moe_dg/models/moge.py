@@ -9,8 +9,8 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from ..compat import feature_take_indices, update_model_args
 from ..errors import ArgumentError
+from ..layers.compat import feature_take_indices, update_model_args
 from ..layers.encoders.coverage import Coverage
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, check_regular_file
-from ..layers.heads import TextHead
+from ..layers.text_head import TextHead
 from .upcycling import name_of, record_change
 
 

@@ -18,14 +18,14 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from ..compat import update_model_args
 from ..errors import MoeLayersError, RouterError
+from ..layers.compat import update_model_args
 from ..layers.feed_forwards import DENSE_FORMS, read_feed_forward
 from ..layers.geo_moe_mlp import GeoMoeMlp
-from ..layers.heads import TextHead
 from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, build_options, take_options
 from ..layers.moe_mlp import MoeMlp, RoutedMlp
-from ..layers.own_parameters import undecayed_parameters
+from ..layers.parameters import undecayed_parameters
+from ..layers.text_head import TextHead
 from .gmoe import MoeLayers, resolve_moe_layers
 from .metadata_options import MetadataRoutingOptions
 from .moge import GeoBlock, GeoMoeVisionTransformer
@@ -178,7 +178,8 @@ def upcycle_with_metadata(
         block.routed = isinstance(block.mlp, GeoMoeMlp)
     network.__class__ = GeoMoeVisionTransformer
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
-    encoder.train(network.training)  # in training it would drop metadata
+    for part in (network.blocks, encoder):  # new modules, or an encoder would drop metadata in evaluation
+        part.train(network.training)
     recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
     record_change(network, "moge", {"moe_layers": list(layers), **vars(options), **recorded})
     return network
@@ -291,13 +292,11 @@ def name_of(model: nn.Module) -> str:
 
 def _checked(model: nn.Module) -> nn.Module:
     """Refuses a network whose forward is not exactly the one that `GeoMoeVisionTransformer` replaces."""
-    if type(model) is VisionTransformer:
-        others = {type(block).__name__ for block in model.blocks if type(block) is not Block}
-        if not others:
-            return model
-        what = f"has blocks of class {', '.join(sorted(others))}"
-    else:
-        what = f"is of class {type(model).__name__}"
+    blocks = sorted({type(block).__name__ for block in getattr(model, "blocks", ()) if type(block) is not Block})
+    if type(model) is VisionTransformer and not blocks:
+        return model
+    is_plain = type(model) is VisionTransformer
+    what = f"has blocks of class {', '.join(blocks)}" if is_plain else f"is of class {type(model).__name__}"
     remedy = (
         f"{what}, which would not hand metadata on to its feed-forwards; choose a network of timm's class "
         "VisionTransformer with plain blocks, such as deit_small_patch16_224 or vit_base_patch16_clip_224, or route by "

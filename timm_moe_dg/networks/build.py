@@ -24,11 +24,11 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from ..compat import download_from_hf
 from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_of_far_values
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
+from ..layers.compat import download_from_hf
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
 CONFIG = "config.json"

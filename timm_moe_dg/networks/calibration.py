@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from ..cli.tool import command
 from ..cli.values import LOCAL
-from ..compat import download_from_hf, hf_split
 from ..data import Domain, EvaluationImages, Split, evaluation_loader
 from ..errors import ArgumentError, CheckpointError, DataError, check_regular_file
+from ..layers.compat import download_from_hf, hf_split
 from .averages import evaluation_view
 from .build import Network, data_config, hub_or_cache
 from .trained import WithFeatures, class_positions, network_digest, takes_metadata

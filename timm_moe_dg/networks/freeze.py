@@ -7,8 +7,8 @@ from types import MappingProxyType
 from timm.layers import DropPath, PatchDropout, PatchDropoutWithIndices
 from torch import nn
 
-from ..compat import BatchNorm
 from ..errors import ArgumentError
+from ..layers.compat import BatchNorm
 from ..layers.moe_mlp import MoeMlp
 from ..layers.router import Router
 from .build import Network

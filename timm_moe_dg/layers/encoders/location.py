@@ -12,8 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ...errors import MetadataError
-from ..own_parameters import OwnParameters
-from ..precision import UpcastLinear
+from ..parameters import OwnParameters, UpcastLinear
 
 NORMS = ("orthonormal", "satclip")
 

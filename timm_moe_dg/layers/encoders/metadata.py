@@ -12,8 +12,8 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from ...errors import MetadataError
-from ..own_parameters import OwnParameters
-from ..precision import UpcastLinear, values_readable, without_autocast
+from ..compat import values_readable
+from ..parameters import OwnParameters, UpcastLinear, without_autocast
 from .coverage import Coverage
 from .location import CoordinateEncoder
 

@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import Tensor, nn
 
 from ...errors import CheckpointError, MissingDependencyError
-from ..precision import UpcastLinear
+from ..parameters import UpcastLinear
 from .location import CoordinateEncoder, LocationEncoder
 
 _PREFIX = "model.location.nnet."

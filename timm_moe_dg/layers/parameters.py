@@ -1,10 +1,12 @@
-"""Initialization, weight decay and stacks of modules that define parameters, as opposed to composed modules."""
+"""Modules that define parameters: initialization, weight decay, precision, and stacks of dense layers."""
 
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
@@ -20,8 +22,6 @@ class OwnParameters(nn.Module):
 
     undecayed: ClassVar[tuple[str, ...]] = ()
     stacked: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    # Still readable from Python after scripting
-    __jit_ignored_attributes__: ClassVar[list[str]] = ["undecayed", "stacked"]
 
     def reset_parameters(self) -> None:
         """Initializes the parameters."""
@@ -39,7 +39,8 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
-        for name in getattr(module, "undecayed", ())  # not by isinstance: scripted modules have another class
+        if isinstance(module, OwnParameters)
+        for name in module.undecayed
         if getattr(module, name) is not None
     }
 
@@ -98,3 +99,27 @@ def layer_parameters(model: nn.Module, parameters: list[nn.Parameter] | None = N
         else:
             parts += [LayerSlice(parameter, axis, index) for index in range(parameter.shape[axis])]
     return parts
+
+
+class UpcastLinear(nn.Linear):
+    """A linear layer that computes in the type of its weights, but at least in float32."""
+
+    # The upcast is in this module's forward rather than in its callers: adapters, offloading and sharding wrap forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features) in float32 or better."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = self.bias
+        return F.linear(x.to(dtype), self.weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def upcast(x: Tensor) -> Tensor:
+    """Converts to float32; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """Switches autocast off, on devices that have it."""
+    if not torch.amp.is_autocast_available(device_type):  # the meta device
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)

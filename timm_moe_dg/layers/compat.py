@@ -26,6 +26,15 @@ def in_transforms() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def values_readable(x: Tensor) -> bool:
+    """Returns whether Python code may read the values of a tensor, for instance to validate them.
+
+    False in programs that are exported, traced or compiled, in transforms of torch.func, and on the meta device.
+    """
+    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    return not (recorded or in_transforms() or x.is_meta)
+
+
 def in_vmap() -> bool:
     """Whether torch.vmap is among the active transforms."""
     levels = get_interpreter_stack() or [] if in_transforms() else []
