@@ -35,13 +35,15 @@ CARDS = Path(__file__).parent.parent / "hub_cards"
 def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("push_to_hub.py", __doc__, "[RUN] --repo-id OWNER/NAME [options]")
-    add = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)").add_argument
+    group = parser.add_argument_group("what to publish (one of RUN, --model, --upcycled)")
+    add = group.add_mutually_exclusive_group(required=True).add_argument
     run = "folder of a finished run, whose best/ is published"
     add("run", nargs="?", type=run_folder, metavar="RUN", help=run)
     source = "local-dir:FOLDER, hf-hub:OWNER/NAME, or a timm model whose weights are in --initial-checkpoint"
     add("--model", type=model_source, metavar="NAME", help=source)
-    add("--initial-checkpoint", metavar="FILE", help="weights of --model with classifier; dense weights are upcycled")
     add("--upcycled", metavar="NAME", help="registered model to publish with the weights of its dense source")
+    add = group.add_argument
+    add("--initial-checkpoint", metavar="FILE", help="weights of --model with classifier; dense weights are upcycled")
     add("--img-size", type=positive_int, metavar="PIXELS", help="side of the input (default: that of the model)")
     pairs = "model arguments, such as num_experts=4 'moe_layers=(8,10)'"
     add("--model-kwargs", type=key_value, nargs="*", default=[], metavar="KEY=VALUE", help=pairs)
@@ -49,11 +51,13 @@ def build_parser() -> ToolParser:
     add("--seed", type=seed_number, default=0, metavar="N", help=seed)
     name = "license of the weights, as a Hub identifier (default: as the initial weights, or unknown)"
     add("--license", metavar="ID", help=name)
-    add = parser.add_argument_group("destination").add_argument
-    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
-    add("--private", action="store_true", help="create a private repository")
+    group = parser.add_argument_group("destination")
+    add = group.add_mutually_exclusive_group().add_argument
     add("--revision", metavar="BRANCH", help="branch, created if needed (default: main)")
     add("--create-pr", action="store_true", help="open a pull request instead of changing the main branch")
+    add = group.add_argument
+    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
+    add("--private", action="store_true", help="create a private repository")
     add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
     report = "also publish the run's report.html, which shows some of its images"
     add("--with-report", action="store_true", help=report)
@@ -66,16 +70,11 @@ def build_parser() -> ToolParser:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuses contradictory arguments before anything is loaded."""
-    if sum(value is not None for value in (args.run, args.model, args.upcycled)) != 1:
-        raise ArgumentError.of("run", args.run and str(args.run), "give exactly one of RUN, --model and --upcycled")
     if args.initial_checkpoint and not args.model:
         raise ArgumentError.of("initial_checkpoint", args.initial_checkpoint, "needs --model NAME")
     if args.with_space and (args.create_pr or args.revision):
-        raise ArgumentError.of(
-            "with_space", True, "needs the model on its main branch; leave out --revision, --create-pr"
-        )
-    if args.create_pr and args.revision:
-        raise ArgumentError.of("revision", args.revision, "--create-pr goes to main; leave out one of the two")
+        remedy = "needs the model on its main branch; leave out --revision, --create-pr"
+        raise ArgumentError.of("with_space", True, remedy)
     try:
         validate_repo_id(args.repo_id)
     except HFValidationError as error:
@@ -96,9 +95,8 @@ def fill(folder: Path, args: argparse.Namespace) -> Origin:
     if calibration := find_calibration(name, network):
         save_calibration(calibration, folder)
     base_model = None if weights else published_source(name, options["model_kwargs"])
-    start = (
-        f"the file {code(Path(weights).name)}" if weights else hub_link(base_model) if base_model else "a local model"
-    )
+    start = hub_link(base_model) if base_model else "a local model"
+    start = f"the file {code(Path(weights).name)}" if weights else start
     return Origin(start, base_model, upcycled=bool(args.upcycled))
 
 

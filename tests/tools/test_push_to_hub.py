@@ -170,22 +170,24 @@ def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complai
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "ArgumentError: run=None: give exactly one of"),
-        (["run", "--upcycled", "gmoe_tiny_patch16"], "ArgumentError: run='run': give exactly one of"),
-        (["run"], "ArgumentError: run='run': is not a finished run"),
-        (["--model", "gmoe_tiny_patch16"], "ArgumentError: model='gmoe_tiny_patch16': comes without weights"),
-        (["--upcycled", "gmoe_tny_patch16"], "ArgumentError: model='gmoe_tny_patch16': .*gmoe_tiny_patch16"),
+        ([], "error: .*one of the arguments RUN --model --upcycled is required"),
+        (["run", "--upcycled", "gmoe_tiny_patch16"], "error: .*not allowed with"),
+        (["run", "--create-pr", "--revision", "x"], "error: .*not allowed with"),
+        (["run"], "ArgumentError: run='run'"),
+        (["--model", "gmoe_tiny_patch16"], "ArgumentError: model='gmoe_tiny_patch16'"),
+        (["--upcycled", "gmoe_tny_patch16"], "ArgumentError: model='gmoe_tny_patch16'"),
         (["--upcycled", "gmoe_tiny_patch16"], "CheckpointError: .*cannot be had"),
-        (["run", "--initial-checkpoint", "x"], "ArgumentError: initial_checkpoint='x': needs --model"),
-        (["run", "--create-pr", "--revision", "x"], "ArgumentError: revision='x': --create-pr goes to main"),
-        (["run", "--repo-id", "network"], "ArgumentError: repo_id='network': give OWNER/NAME"),
-        (["run", "--repo-id", "some one/x"], "ArgumentError: repo_id='some one/x': "),
+        (["run", "--initial-checkpoint", "x"], "ArgumentError: initial_checkpoint='x'"),
+        (["run", "--with-space", "--revision", "x"], "ArgumentError: with_space=True"),
+        (["run", "--repo-id", "network"], "ArgumentError: repo_id='network'"),
+        (["run", "--repo-id", "some one/x"], "ArgumentError: repo_id='some one/x'"),
     ],
 )
-def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch):
+def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=rf"^push_to_hub\.py: {complaint}"):
+    with pytest.raises(SystemExit) as ended:
         tool.main(["--repo-id", REPOSITORY, *words])
+    assert re.search(complaint, f"{ended.value} {capsys.readouterr().err}")
 
 
 def test_there_is_no_option_for_a_token(tool):
