@@ -186,7 +186,7 @@ class Predictor:
         rows = batches(self._noted(parts), self.options.batch_size)
         loader = row_loader(self._images, rows, self.options.workers, pin_memory=self.model.device.type == "cuda")
         part, pieces = Part(-1), list[dict[str, Column]]()
-        for decoded in tqdm(_ahead(loader, self.model.device), unit="batch", disable=None):
+        for decoded in tqdm(loader, unit="batch", disable=None):
             part.number = decoded.batch.part
             part.images += len(decoded.batch.rows)
             read = set(decoded.positions)
@@ -252,7 +252,8 @@ class Predictor:
         is_known = (metadata >= 0).any() if self.names.ids else not metadata.isnan().all()
         metadata = metadata.to(self.model.device)
         given = [metadata[:, 0] if self.names.ids else metadata] if self.reads_metadata and is_known else []
-        output = self._forward(decoded.images, *given)
+        images = decoded.images.to(self.model.device, non_blocking=True)
+        output = self._forward(images, *given)
         logits, *features = output if isinstance(output, tuple) else (output,)
         probabilities = (logits.float() / self.model.temperature).softmax(dim=1)
         if not (finite := probabilities.isfinite().all(dim=1)).all():
@@ -267,7 +268,7 @@ class Predictor:
             suffix = f"_{rank}" if rank > 1 else ""
             table[f"class{suffix}"] = [self.model.classes[index] for index in classes]
             table[f"probability{suffix}"] = [round(value, 6) for value in values]
-        table[STATUS] = self._statuses(decoded.images, features, decoded.metadata)
+        table[STATUS] = self._statuses(images, features, decoded.metadata)
         if SET in self.columns:
             table[SET] = prediction_sets(probabilities.cpu(), self.least, self.model.classes)
         if ABSTAIN in self.columns:
@@ -343,26 +344,6 @@ def _joined(pieces: Sequence[Column]) -> Column:
 
 def _listed(column: Column) -> list[Any]:
     return column.tolist() if isinstance(column, np.ndarray) else column
-
-
-def _ahead(batches: Iterable[Decoded], device: torch.device) -> Iterator[Decoded]:
-    """Yields batches on a device. On CUDA the next one is copied while one is computed."""
-    if device.type != "cuda":
-        for decoded in batches:
-            decoded.images = decoded.images.to(device)
-            yield decoded
-        return
-    stream, previous = torch.cuda.Stream(device), None
-    for decoded in batches:
-        with torch.cuda.stream(stream):
-            decoded.images = decoded.images.to(device, non_blocking=True)
-        if previous is not None:
-            yield previous
-        torch.cuda.current_stream(device).wait_stream(stream)
-        decoded.images.record_stream(torch.cuda.current_stream(device))
-        previous = decoded
-    if previous is not None:
-        yield previous
 
 
 def _local_device() -> str:
