@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomize
 from tests.quick_python import run_ranks
 from timm_moe_dg.errors import MetadataError
-from timm_moe_dg.layers import MoeMlp
 from timm_moe_dg.layers.parameters import UpcastLinear
 from timm_moe_dg.networks.build import data_config, save_network
 
@@ -57,16 +56,12 @@ def loss_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
 
 @pytest.mark.parametrize("case", [*FAMILIES, GATED, PLACED], ids=lambda case: case.name)
 def test_a_forward_on_the_meta_device(case: Case) -> None:
+    options = {} if case.metadata else {"capacity_factor": 1.0}
     for training in (False, True):
-        model = case.small(device="meta").train(training)
+        model = case.small(device="meta", **options).train(training)
         outputs = model(*(value.to("meta") for value in case.inputs()))
         assert outputs.is_meta
         assert outputs.shape == (3, 10)
-
-
-def test_capacity_on_the_meta_device() -> None:
-    layer = MoeMlp(8, 16, capacity_factor=1.0, device="meta")
-    assert layer(torch.empty(2, 5, 8, device="meta")).shape == (2, 5, 8)
 
 
 @ROUTED
@@ -103,15 +98,11 @@ def test_dynamic_quantization_leaves_the_routing_in_float32(case: Case) -> None:
 
 
 @ROUTED
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_offloaded_weights_come_back_for_each_forward(case: Case, where: str, tmp_path: Path) -> None:
+def test_offloaded_weights_come_back_for_each_forward(case: Case, tmp_path: Path) -> None:
     model, inputs = prepared(case), case.inputs()
     with torch.no_grad():
         expected = model(*inputs)
-        if where == "cpu":
-            accelerate.cpu_offload(model, torch.device("cpu"))
-        else:
-            accelerate.disk_offload(model, str(tmp_path), torch.device("cpu"))
+        accelerate.disk_offload(model, str(tmp_path), torch.device("cpu"))
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
         assert torch.equal(model(*inputs), expected)
 
@@ -158,13 +149,6 @@ def assert_trained_alike(actual: dict[str, Tensor], expected: dict[str, Tensor])
         torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-6)
 
 
-@ROUTED
-def test_a_sharded_model_trains_as_the_whole_one(case: Case, gloo: None) -> None:
-    model = prepared(case)
-    expected = trained(copy.deepcopy(model), case.inputs())
-    assert_trained_alike(trained(shard(model), case.inputs()), expected)
-
-
 def test_shards_in_bfloat16_refuse_rounded_coordinates_and_take_whole_ones(gloo: None) -> None:
     (images, places), mesh, model = MOGE.inputs(), dist.init_device_mesh("cpu", (1,)), prepared(MOGE)
     expected = model(images, places)
@@ -176,7 +160,7 @@ def test_shards_in_bfloat16_refuse_rounded_coordinates_and_take_whole_ones(gloo:
     assert (rounded - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-SHARED = [(GMOE, False), (MOGE, False), (GMOE, True), (MOGE, True), (GATED, True)]
+SHARED = [(GMOE, False), (SFMOE, False), (MOGE, False), (GMOE, True), (PLACED, True), (GATED, True)]
 
 
 def _train_shards(rank: int, folder: str, threads: int) -> None:
@@ -264,21 +248,8 @@ def test_transformers_loads_what_was_saved_here(case: Case, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("case", [GMOE, MOGE, GATED, PLACED], ids=lambda case: case.name)
 def test_pruned_models_have_a_gradient_for_all_that_distributed_training_waits_for(case: Case, gloo: None) -> None:
-    model = case.small(moe_layers=[1, 3]).train()
-    model.prune_intermediate_layers([0], prune_norm=True)
-    wrapped = DistributedDataParallel(Intermediate(model))
+    model = case.small(moe_layers=[1, 3], features_only=True, out_indices=[0]).train()
+    wrapped = DistributedDataParallel(model)
     for _ in range(2):  # parameters that the first step missed are complained about in the second
-        wrapped(case.images()).sum().backward()
+        wrapped(case.images())[0].sum().backward()
     assert not [name for name, parameter in wrapped.named_parameters() if parameter.grad is None]
-
-
-class Intermediate(nn.Module):
-    """What a pruned model is kept for: the features of its last block."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, height, width) images -> the last intermediate."""
-        return self.model.forward_intermediates(x, indices=1, intermediates_only=True)[0]

@@ -91,10 +91,12 @@ def test_a_network_with_a_text_head_can_be_upcycled(tmp_path):
     assert torch.equal(timm.create_model(source, pretrained=True).eval()(IMAGES), network(IMAGES))
 
 
-def test_the_length_of_the_classifier_s_input_counts(tmp_path):
+def test_the_length_of_the_classifier_s_input_and_the_scale_of_the_file_count(tmp_path):
     network = timm.create_model("mobilenetv3_small_100", num_classes=0).eval()
-    use_text_head(network, text_file(tmp_path / "texts.safetensors", width=1024), CLASSES)
+    path = text_file(tmp_path / "texts.safetensors", width=1024, logit_scale=torch.tensor(2.0))
+    use_text_head(network, path, CLASSES)
     assert network(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    assert network.get_classifier().logit_scale == 2
 
 
 def test_logits_are_not_rounded_by_autocast():
@@ -103,13 +105,6 @@ def test_logits_are_not_rounded_by_autocast():
         assert torch.equal(head(features), head(features.float()))
         assert head(features).dtype == torch.float32
     assert torch.allclose(head(features.bfloat16()), head(features), atol=1.0)
-
-
-def test_the_scale_of_the_file_is_used(tmp_path):
-    path = text_file(tmp_path / "texts.safetensors", logit_scale=torch.tensor(2.0))
-    network = timm.create_model(CLIP, **SMALL)
-    use_text_head(network, path, CLASSES)
-    assert network.head.logit_scale == 2
 
 
 @pytest.mark.parametrize(
