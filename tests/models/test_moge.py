@@ -6,6 +6,7 @@ The reference recomputes the mixture layers image by image from the weights, in 
 import itertools
 import json
 import math
+from typing import Any
 
 import pytest
 import timm
@@ -15,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import timm_moe_dg
-from tests.models.cases import BY_NAME, Case, mixture_layers, overlay, randomize, upcycled
+from tests.models.cases import BY_NAME, mixture_layers, overlay, randomize, upcycled
 from timm_moe_dg.errors import CheckpointError, MetadataError
 from timm_moe_dg.losses import moge_losses
 from timm_moe_dg.networks.build import data_config, save_network
@@ -26,126 +27,68 @@ SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_head
 PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [100.0, -20.0], [0.0, 0.0], [179.0, 80.0]])
 
 
-def feed_forward(x, fc1_weight, fc1_bias, fc2_weight, fc2_bias):
-    return F.linear(F.gelu(F.linear(x, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
-
-
-def expert(layer, index, x):
-    experts = layer.experts
-    return feed_forward(
-        x, experts.fc1.weight[index], experts.fc1.bias[index], experts.fc2.weight[index], experts.fc2.bias[index]
-    )
-
-
-def shared(layer, x):
-    return feed_forward(
-        x, layer.shared.fc1.weight, layer.shared.fc1.bias, layer.shared.fc2.weight, layer.shared.fc2.bias
-    )
-
-
-def mixture_of_one_image(layer, x, embedding):
+def one_image(layer: Any, x: Tensor, embedding: Tensor | None, forced: int | None) -> Tensor:
     """The layer by its equation, g f0(x) + (1 - g) sum_k alpha_k f_k(x), alpha the softmax of the K best s_k / tau."""
-    scores = [
-        (embedding @ code / embedding.norm() / code.norm() * min(layer.logit_scale_exp, 100.0)).item()
-        for code in layer.router.codes
-    ]
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: layer.router.top_k]
-    total = sum(math.exp(scores[index]) for index in best)
-    routed = sum(math.exp(scores[index]) / total * expert(layer, index, x) for index in best)
+    if embedding is None and forced is None:
+        return layer.shared(x)
+    weights = {forced: 1.0}
+    if forced is None:
+        codes, scale = layer.router.codes, min(layer.router.logit_scale.exp().item(), 100.0)
+        scores = [(scale * embedding @ code / embedding.norm() / code.norm()).exp().item() for code in codes]
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: layer.router.top_k]
+        weights = {index: scores[index] / sum(scores[other] for other in best) for index in best}
+    first, second = layer.experts.fc1, layer.experts.fc2
+    routed = torch.zeros_like(x)
+    for index, weight in weights.items():
+        hidden = F.gelu(F.linear(x, first.weight[index], first.bias[index]))
+        routed = routed + weight * F.linear(hidden, second.weight[index], second.bias[index])
     gate = 1 / (1 + math.exp(-layer.gamma.item()))
-    return gate * shared(layer, x) + (1 - gate) * routed
+    return gate * layer.shared(x) + (1 - gate) * routed
 
 
-@torch.no_grad()
-def reference_logits(model, images, feed_forward_of):
-    """The network written out: `feed_forward_of(layer, image index, tokens)` stands for a mixture layer."""
+def reference_logits(model: Any, images: Tensor, embeddings: list[Tensor | None], forced: int | None) -> Tensor:
+    """The network written out, image by image."""
     rows = []
-    for index, image in enumerate(images):
-        x = model.patch_embed(image.unsqueeze(0))
-        x = torch.cat([model.cls_token, x], dim=1) + model.pos_embed
+    for image, embedding in zip(images, embeddings, strict=True):
+        x = torch.cat([model.cls_token, model.patch_embed(image[None])], dim=1) + model.pos_embed
         for block in model.blocks:
             x = x + block.attn(block.norm1(x))
             normalized = block.norm2(x)
             is_mixture = hasattr(block.mlp, "router")
-            x = x + (feed_forward_of(block.mlp, index, normalized) if is_mixture else block.mlp(normalized))
+            x = x + (one_image(block.mlp, normalized, embedding, forced) if is_mixture else block.mlp(normalized))
         rows.append(model.head(model.norm(x)[:, 0]))
     return torch.cat(rows)
 
 
-@pytest.fixture
-def model(moge):
-    """A small model in float64 with weights away from their initial values: gates off 0.5, experts all different."""
+@torch.no_grad()
+def test_predictions_with_metadata_without_and_in_each_expert_mode(moge):
     model = randomize(moge.small(dtype=torch.float64)).eval()
     for layer in mixture_layers(model).values():
         torch.nn.init.normal_(layer.router.codes)
-        layer.logit_scale_exp = layer.router.logit_scale.exp().item()
-    return model
-
-
-def double_inputs(case: Case, batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    images, metadata = case.inputs(batch)
-    return images.double(), metadata
-
-
-def unknown(metadata: torch.Tensor) -> torch.Tensor:
-    return metadata.isnan().any(1) if metadata.is_floating_point() else metadata < 0
-
-
-@torch.no_grad()
-def test_known_places_are_routed_and_unknown_ones_use_the_shared_expert(moge, model):
-    images, metadata = double_inputs(moge)
-    absent = unknown(metadata)
+    images, metadata = moge.inputs(6)
+    images, nobody = images.double(), [None] * 6
+    absent = metadata.isnan().any(1) if metadata.is_floating_point() else metadata < 0
     assert absent.tolist() == [False, True, False] * 2
-    embeddings = model.metadata_encoder.encoder(metadata.masked_fill(absent.view([-1] + [1] * (metadata.ndim - 1)), 0))
-
-    def layer_output(layer, index, x):
-        return shared(layer, x) if absent[index] else mixture_of_one_image(layer, x, embeddings[index].double())
-
-    torch.testing.assert_close(
-        model(images, metadata), reference_logits(model, images, layer_output), rtol=0, atol=1e-10
-    )
-
-
-@torch.no_grad()
-def test_without_metadata_every_image_uses_the_shared_expert(moge, model):
-    images, _ = double_inputs(moge)
-    expected = reference_logits(model, images, lambda layer, _, x: shared(layer, x))
-    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("index", [0, 5])
-def test_a_forced_expert_answers_for_every_image_with_or_without_metadata(moge, model, index):
-    images, metadata = double_inputs(moge)
-
-    def layer_output(layer, _, x):
-        gate = layer.gamma.sigmoid()
-        return gate * shared(layer, x) + (1 - gate) * expert(layer, index, x)
-
-    model.set_expert_mode(index)
-    expected = reference_logits(model, images, layer_output)
-    torch.testing.assert_close(model(images, metadata), expected, rtol=0, atol=1e-10)
-    assert torch.equal(model(images), model(images, metadata))
-
-
-@torch.no_grad()
-def test_shared_mode_ignores_metadata_and_routed_mode_restores_it(moge, model):
-    images, metadata = double_inputs(moge)
-    routed = model(images, metadata)
+    known = model.metadata_encoder.encoder(metadata.masked_fill(absent.view([-1] + [1] * (metadata.ndim - 1)), 0))
+    embeddings = [None if unknown else row.double() for unknown, row in zip(absent, known, strict=True)]
+    exact = {"rtol": 0, "atol": 1e-10}
+    routed = reference_logits(model, images, embeddings, None)
+    torch.testing.assert_close(model(images, metadata), routed, **exact)
+    torch.testing.assert_close(model(images), reference_logits(model, images, nobody, None), **exact)
+    for index in (0, 5):
+        model.set_expert_mode(index)
+        torch.testing.assert_close(model(images, metadata), reference_logits(model, images, nobody, index), **exact)
+        assert torch.equal(model(images), model(images, metadata))
     model.set_expert_mode("shared")
-    assert torch.equal(model(images, metadata), model(images))
-    assert not torch.equal(model(images), routed)
+    torch.testing.assert_close(model(images, metadata), reference_logits(model, images, nobody, None), **exact)
     model.set_expert_mode("routed")
-    assert torch.equal(model(images, metadata), routed)
+    torch.testing.assert_close(model(images, metadata), routed, **exact)
 
 
-def test_training_without_metadata_has_no_auxiliary_loss_and_finite_gradients(moge):
+def test_training_without_metadata_has_no_auxiliary_loss(moge):
     model = moge.small().train()
-    logits = model(moge.images())
-    auxiliary = timm_moe_dg.auxiliary_loss(model)
-    assert auxiliary.item() == 0
-    (logits.sum() + auxiliary).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    model(moge.images())
+    assert timm_moe_dg.auxiliary_loss(model).item() == 0
 
 
 def test_a_given_encoder_takes_other_metadata():
