@@ -90,6 +90,9 @@ def test_draws_come_from_the_inside_part_with_replacement():
     drawn = Counter(index for step in take(draws, 100) for _, index in identities(step[1][0]))
     inside = draws.splits[2].inside
     assert set(drawn) == set(inside.tolist())
+    for balanced, first in ((False, [22, 7, 23, 31, 16]), (True, [40, 32, 38, 40, 28])):
+        stream = drawn_by(replace(draws, class_balanced=balanced), 2, range(5))
+        assert [index for _, index in stream] == first  # or a run of another release would not resume
     expected = 600 / len(inside)
     chi_square = sum((drawn[index] - expected) ** 2 / expected for index in inside.tolist())
     assert chi_square < 60  # 32 degrees of freedom: exceeded by one sound sampler in five hundred
@@ -244,6 +247,7 @@ def test_domains_of_a_step_are_distinct_and_follow_from_seed_and_step_alone():
     later = group_sampler(first_step=100, process=1, num_processes=2)
     assert [later.domains_at(step) for step in range(300)] == drawn
     assert [group_sampler(seed=5).domains_at(step) for step in range(300)] != drawn
+    assert drawn[:4] == [[3, 2], [5, 3], [0, 2], [2, 8]]  # or a run of another release would not resume
     steps = list(islice(iter(later), 20))
     assert [list(dict.fromkeys(domain for domain, _ in step)) for step in steps] == drawn[100:120]
 

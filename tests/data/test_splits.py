@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timm_moe_dg.data import FolderDomain, Split, get_benchmark, seed_hash, split_domain, split_domains
+from timm_moe_dg.data import (
+    FolderDomain,
+    Split,
+    get_benchmark,
+    seed_hash,
+    split_domain,
+    split_domains,
+    training_domains,
+)
 from timm_moe_dg.data.splits import (
     check_groups,
     domain_positions,
@@ -131,6 +139,13 @@ def test_a_text_means_its_domain_or_is_refused(names):
         elif len(meanings) > 1 or text in names:
             with pytest.raises(ProtocolError, match=rf"test_domains=\['{text}'\]: .* give @\d for"):
                 domain_positions([text], names)
+
+
+@pytest.mark.parametrize("test_domains", [[0, 0], [3], [-1], [0, 1, 2]])
+def test_test_domains_are_different_ones_and_leave_some_to_train_on(test_domains):
+    assert training_domains(["a", "b", "c"], [1]) == [0, 2]
+    with pytest.raises(ProtocolError, match="test_domains="):
+        training_domains(["a", "b", "c"], test_domains)
 
 
 STYLES = ("Candy", "Mosaic", "Natural", "Udnie")
