@@ -1,26 +1,22 @@
 """Metadata of a model: options, encoders by name, and the index of training coordinates."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import MetadataError
-from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
 from ..layers.encoders.location import (
     LOCATION_ENCODERS,
-    CoordinateEncoder,
     LocationEncoder,
     LocationIdEmbedding,
     SinCosEncoder,
 )
-from ..layers.encoders.metadata import ColumnsEncoder, MetadataEncoder, NoMetadata
+from ..layers.encoders.metadata import ColumnsEncoder, MetadataEncoder
 from ..layers.encoders.pretrained import load_geoclip, load_satclip
 
 GEOCLIP, SATCLIP_PREFIX = "geoclip", "satclip:"
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,33 +94,3 @@ class MetadataRoutingOptions(MetadataOptions):
 
     coverage_points: int = 0
     coverage_radius: float | None = None
-
-
-def index_coordinates(encoder: MetadataEncoder | NoMetadata, lonlat: Tensor) -> Coverage:
-    """Gives an encoder an index of (N, 2) training coordinates, degrees or NaN, which replaces an earlier one."""
-    if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
-        name = type(getattr(encoder, "encoder", encoder)).__name__
-        raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")
-    points, slack = thin_coordinates(lonlat)
-    coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device).train(encoder.training)
-    encoder.coverage = coverage
-    counts = f"{len(points)} points stand for {len(lonlat)} training coordinates"
-    _logger.info(f"coverage: {counts}, each within {slack:.0f} km")
-    return coverage
-
-
-def bound_coverage(encoder: MetadataEncoder | NoMetadata, radius: float | None, falls_back: bool) -> float | None:
-    """Sets the radius of an encoder's index, in km, and returns it. None and infinity mean no bound, returned as None.
-
-    A bound needs an index, and shared experts (`falls_back`).
-    """
-    radius = checked_radius(radius)
-    coverage = encoder.coverage if isinstance(encoder, MetadataEncoder) else None
-    if radius is not None and coverage is None:
-        remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
-        raise MetadataError.of("coverage_radius", radius, remedy)
-    if radius is not None and not falls_back:
-        raise MetadataError.of("coverage_radius", radius, "shared_expert=False leaves no expert to fall back to")
-    if coverage is not None:
-        coverage.radius = radius
-    return radius

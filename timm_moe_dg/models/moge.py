@@ -3,21 +3,25 @@
 Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 """
 
+import logging
 from typing import Any, ClassVar
 
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MetadataError
 from ..layers.compat import feature_take_indices, update_model_args
-from ..layers.encoders.coverage import Coverage
+from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
+from ..layers.encoders.location import CoordinateEncoder
 from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, take_options
 from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
 from .gmoe import MixtureVisionTransformer, MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
-from .metadata_options import MetadataRoutingOptions, bound_coverage, index_coordinates
+from .metadata_options import MetadataRoutingOptions
+
+_logger = logging.getLogger(__name__)
 
 default_cfgs = generate_default_cfgs(
     {
@@ -103,8 +107,16 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
 
         Coordinates are in degrees, and rows with NaN are left out.
         """
-        coverage = index_coordinates(self.metadata_encoder, lonlat)
-        self._record(coverage_points=len(coverage.points), coverage_radius=None)
+        encoder = self.metadata_encoder
+        if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
+            name = type(getattr(encoder, "encoder", encoder)).__name__
+            raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")
+        points, slack = thin_coordinates(lonlat)
+        coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device).train(encoder.training)
+        encoder.coverage = coverage
+        counts = f"{len(points)} points stand for {len(lonlat)} training coordinates"
+        _logger.info(f"coverage: {counts}, each within {slack:.0f} km")
+        self._record(coverage_points=len(points), coverage_radius=None)
         return coverage
 
     def set_coverage_radius(self, radius: float | None) -> None:
@@ -113,8 +125,16 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
         needs an index, and a shared expert to fall back to.
         """
-        falls_back = not any(isinstance(layer, GeoMoeMlp) and layer.shared is None for layer in self.modules())
-        self._record(coverage_radius=bound_coverage(self.metadata_encoder, radius, falls_back))
+        radius = checked_radius(radius)
+        coverage = getattr(self.metadata_encoder, "coverage", None)
+        if radius is not None and coverage is None:
+            remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
+            raise MetadataError.of("coverage_radius", radius, remedy)
+        if radius is not None and any(isinstance(one, GeoMoeMlp) and one.shared is None for one in self.modules()):
+            raise MetadataError.of("coverage_radius", radius, "shared_expert=False leaves no expert to fall back to")
+        if coverage is not None:
+            coverage.radius = radius
+        self._record(coverage_radius=radius)
 
     def _record(self, **options: float | None) -> None:
         """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
