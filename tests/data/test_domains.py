@@ -1,10 +1,12 @@
-"""The base of all domains: its optional parts, and domains without some of their images."""
+"""The base of all domains: its optional parts, domains without some of their images, and spellings of names."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from timm_moe_dg.data import Domain, PlacesDomain, Split, get_benchmark
+from timm_moe_dg.data.domains import check_spellings
+from timm_moe_dg.errors import DataError
 
 
 class Toy(Domain[int]):
@@ -48,3 +50,33 @@ def test_domains_in_memory_lose_images_as_others_do(name):
         assert isinstance(domain, PlacesDomain) == (domain.metadata is not None)
         for column in ("part_maps", "attributes", "pictures") if name == "sprites" else ():
             np.testing.assert_array_equal(getattr(fewer, column), getattr(domain, column)[3:4])
+
+
+SEEN = [
+    ("1", "1.0"),
+    ("1", "01"),
+    ("1e3", "1000"),
+    ("cat", "cat "),
+    ("-0", "0"),
+    ("a\u200b", "a"),
+    ("\u00e9", "e\u0301"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), [*SEEN, ("cat", "Cat"), ("a_b", "a b"), ("a-b", "a b")])
+def test_names_that_differ_by_spelling_alone_are_refused_or_noticed_in_one_domain(first, second, caplog):
+    with pytest.raises(DataError, match=r"classes .* in a, .* in b"):
+        check_spellings("data", {first: {"a"}, second: {"b"}})
+    together = {first: {"a", "b"}, second: {"b"}}
+    if (first, second) in SEEN:  # which look the same
+        with pytest.raises(DataError, match="groups"):
+            check_spellings("data", together, "groups")
+    else:
+        check_spellings("data", together, "groups")
+        assert "they count as different groups" in caplog.text
+
+
+@pytest.mark.parametrize("names", [("1", "10"), ("C", "C++"), ("+1", "-1"), ("1.5", "15"), ("9" * 19, "9" * 18 + "8")])
+def test_names_that_differ_by_more_are_different(names, caplog):
+    check_spellings("data", dict.fromkeys(names, ("a",)))
+    assert not caplog.records
