@@ -16,7 +16,6 @@ from timm_moe_dg.data import read_folder
 from timm_moe_dg.data.readers.csv_tables import read_csv
 from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, MoeDgError, RecordError
 from timm_moe_dg.hub.folder import fill_from_run
-from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.records import read_records
@@ -86,27 +85,6 @@ def test_a_checkpoint_holds_tensors_by_name(tmp_path, content):
     path.write_bytes(content if isinstance(content, bytes) else saved(content))
     with pytest.raises(CheckpointError, match=r"cannot start gmoe_tiny_patch16|cannot load this checkpoint"):
         build_network("gmoe_tiny_patch16", 2, initial_checkpoint=path, model_kwargs={"depth": 2, "moe_layers": (1,)})
-
-
-LAYERS = [f"model.location.nnet.{name}" for name in ("layers.0", "layers.1", "last_layer")]
-SIZES = {"legendre_polys": 2, "capacity": 8, "embed_dim": 4}
-SATCLIP = [
-    (b"", "is not a file of weights alone"),
-    (b"hello " * 50, "is not a file of weights alone"),
-    (b"PK\x03\x04" + bytes(100), "is not a file of weights alone"),
-    ({"state_dict": [1], "hyper_parameters": 5}, "holds no state_dict with hyper_parameters"),
-    ({"state_dict": {}, "hyper_parameters": SIZES}, r"first\.weight is missing"),
-    ({"state_dict": {f"{at}.weight": 5 for at in LAYERS}, "hyper_parameters": SIZES}, r"first\.weight is missing"),
-    ([1], "holds no state_dict with hyper_parameters"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), SATCLIP, ids=lambda value: str(value)[:40])
-def test_what_is_no_satclip_checkpoint_is_named(tmp_path, content, message):
-    path = tmp_path / "encoder.ckpt"
-    path.write_bytes(content if isinstance(content, bytes) else saved(content))
-    with pytest.raises(CheckpointError, match=rf"encoder\.ckpt': cannot be loaded as SatCLIP: .*{message}"):
-        load_satclip(path)
 
 
 def test_records_that_are_no_files_are_no_runs(tmp_path):

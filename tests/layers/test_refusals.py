@@ -251,10 +251,12 @@ class Trap:
 def test_files_that_are_no_satclip_checkpoint(tmp_path: Path) -> None:
     incomplete, sprung, path = released(), tmp_path / "sprung", tmp_path / "other.ckpt"
     del incomplete["state_dict"]["model.location.nnet.layers.1.bias"]
+    numbers = {**released(), "state_dict": dict.fromkeys(incomplete["state_dict"], 5)}
     trap = {"state_dict": {}, "hyper_parameters": Trap(sprung)}
-    contents = [incomplete, [1, 2], trap]
+    contents = [incomplete, numbers, {"state_dict": [1], "hyper_parameters": 5}, [1], trap]
+    texts = [b"", b"<html>", b"PK\x03\x04" + bytes(100), pickle.dumps(trap)]
     writers = [lambda content=content: torch.save(content, path) for content in contents]
-    for write in (*writers, lambda: path.write_bytes(pickle.dumps(trap)), lambda: path.write_text("<html>")):
+    for write in (*writers, *(lambda text=text: path.write_bytes(text) for text in texts)):
         write()
         with pytest.raises(CheckpointError, match=r"^source='.*other\.ckpt'"):
             load_satclip(path)
