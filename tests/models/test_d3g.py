@@ -114,6 +114,7 @@ def test_it_starts_from_dense_logits_and_comes_back_with_its_index(tmp_path: Pat
         again: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
         assert torch.equal(again(images, CORNERS), network(images, CORNERS))
     network.reset_classifier(7)
+    assert not network.head.training
     assert network(images, CORNERS).shape == (3, 7)
     assert "head.bias" in network.no_weight_decay()
 

@@ -217,7 +217,7 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         if num_classes:
             weight = self.patch_embed.proj.weight
             sizes = (self.num_features, self.num_domains, num_classes)
-            self.head = DomainHeads(*sizes, device=weight.device, dtype=weight.dtype)
+            self.head = DomainHeads(*sizes, device=weight.device, dtype=weight.dtype).train(self.training)
 
     def set_domains(self, lonlat: Sequence[Tensor]) -> None:
         """Makes the index that finds the domain of a place from the (N, 2) training coordinates of each domain."""
