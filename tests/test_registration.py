@@ -66,5 +66,6 @@ def test_importing_loads_nothing_that_timm_does_not_and_overwrites_no_model(run)
     before, after = (set(line.split()) for line in process.stdout.splitlines())
     assert process.returncode == 0
     assert "timm_moe_dg.models.gmoe" in after
-    assert {name.partition(".")[0] for name in after - before} == {"timm_moe_dg"}
+    counting = {"torch.utils.flop_counter", "torch.utils.module_tracker"}  # of layers/grouped_linear.py, light modules
+    assert {name.partition(".")[0] for name in after - before - counting} == {"timm_moe_dg"}
     assert not {"timm_moe_dg.data", "timm_moe_dg.algorithms", "timm_moe_dg.protocols"} & after  # needed by runs alone

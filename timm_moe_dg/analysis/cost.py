@@ -150,7 +150,7 @@ def mixture_and_baselines(name: str, options: Options) -> dict[str, Callable[[],
     plan = timm.create_model(name, device="meta", **options)
     layer = next(iter(mixture_layers(plan).values()))
     # The feed-forwards that a token passes
-    width = layer.router.top_k * getattr(layer, "expert_width", 1) + (layer.shared is not None)
+    width = layer.router.top_k * getattr(layer.options, "expert_width", 1) + (layer.shared is not None)
     return {
         name: partial(timm.create_model, name, **options),
         TWIN: partial(_dense_model, plan, options),
