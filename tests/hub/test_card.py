@@ -32,7 +32,7 @@ from tests.hub.published import (
 from tests.hub_server import card_mistakes
 from tests.invented import ARGS, make_record
 from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.errors import CheckpointError
+from timm_moe_dg.errors import CheckpointError, RecordError
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.hub.card import card_data, losses_in_effect, write_card
@@ -90,6 +90,12 @@ def test_metadata_of_a_run_survives_reading_and_holds_what_the_selected_record_m
     assert "held-out in-split: **50.0**" in card.text
     assert "trial seed 1" in card.text
     assert "![learning curves](learning_curves.png)" in card.text
+
+
+@pytest.mark.parametrize("facts", [[], [["train", "a", "unheard of"]] * 3, [["train", "a"]] * 3], ids=str)
+def test_damaged_facts_of_domains_are_refused(facts, tmp_path):
+    with pytest.raises(RecordError, match="domain_facts="):
+        card_of_run(tmp_path, domain_facts=facts)
 
 
 def test_metadata_have_no_result_of_an_empty_split(tmp_path):

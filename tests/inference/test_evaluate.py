@@ -250,6 +250,12 @@ def test_on_other_data_no_domain_is_taken_for_one_of_the_run_and_all_count(place
     assert "together (all domains): 60 images" in capsys.readouterr().out
 
 
+def test_images_without_metadata_are_counted(placed, tmp_path, caplog):
+    saved_run(tmp_path, "moge_tiny", CLASSES)
+    evaluate("--model", tmp_path / "best", "--dataset", "folder", "--data-dir", placed[0] / "data")
+    assert "without metadata: 60 of 60 images, which go to the shared expert" in caplog.text
+
+
 def test_a_domain_of_training_is_scored_when_it_is_named(placed, tmp_path):
     words = ["--model", best(placed), "--test-domains", "photo", "--domains", "art", "--output", tmp_path / "scores"]
     evaluate(*words)
