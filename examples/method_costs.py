@@ -27,8 +27,8 @@ from torch import nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext, get_algorithm, get_averaging
 from timm_moe_dg.algorithms.adversarial import cycle_length
-from timm_moe_dg.analysis.cost import interleaved, keep_freed_memory, peak_memory, quartiles, ratios, seconds_of
 from timm_moe_dg.networks.build import check_name
+from timm_moe_dg.networks.cost import interleaved, keep_freed_memory, peak_memory, quartiles, ratios, seconds_of
 from timm_moe_dg.results.papers import with_tag
 
 BASE = "ERM"

@@ -15,12 +15,12 @@ from torch import nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING, Algorithm, Setup
-from timm_moe_dg.analysis.cost import count_macs
 from timm_moe_dg.data import BENCHMARKS, Benchmark
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMixtureOptions, GeoMoeMlp, MixtureOptions
 from timm_moe_dg.layers.moe_mlp import RoutedMlp
 from timm_moe_dg.models import MetadataRoutingOptions
+from timm_moe_dg.networks.cost import count_macs
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 MARK = "<!-- {}: written by python -m tests.write_reference -->"

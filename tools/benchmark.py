@@ -25,7 +25,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import timm_moe_dg
-from timm_moe_dg.analysis.cost import (
+from timm_moe_dg.cli.arguments import add_device_option
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
+from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers.experts import IMPLEMENTATIONS
+from timm_moe_dg.networks.build import check_name
+from timm_moe_dg.networks.cost import (
     check_idle,
     count_macs,
     device_name,
@@ -39,13 +46,6 @@ from timm_moe_dg.analysis.cost import (
     ratios,
     seconds_of,
 )
-from timm_moe_dg.cli.arguments import add_device_option
-from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
-from timm_moe_dg.layers.experts import IMPLEMENTATIONS
-from timm_moe_dg.networks.build import check_name
 from timm_moe_dg.protocols.run_identity import VERSIONS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

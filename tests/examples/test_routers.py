@@ -10,7 +10,7 @@ import timm
 import torch
 
 import timm_moe_dg
-from timm_moe_dg.analysis.cost import count_macs
+from timm_moe_dg.networks.cost import count_macs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

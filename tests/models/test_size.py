@@ -9,7 +9,7 @@ import torch
 from timm.layers import GroupNormAct, LayerNorm, StdConv2dSame
 
 from tests.models.cases import BY_NAME
-from timm_moe_dg.analysis.cost import count_macs
+from timm_moe_dg.networks.cost import count_macs
 
 R = 256
 LOCATION_ENCODER = 100 * 256 + 256 + 2 * (256 * 256 + 256)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import OptionError, RouterError, did_you_mean
 
@@ -47,6 +47,7 @@ class MixtureOptions:
     expert_width: float = 1.0
     expert_reinit: float = 0.0
     shared_expert: bool = False
+    expert_perturbation: ClassVar[float] = 0.0  # an option of `GeoMixtureOptions` alone
 
     def __post_init__(self) -> None:
         if self.capacity_factor is not None and self.capacity_factor <= 0:
@@ -89,6 +90,8 @@ class GeoMixtureOptions:
     expert_drop: float = 0.0
     expert_perturbation: float = 0.0
     shared_expert: bool = True
+    expert_width: ClassVar[float] = 1.0  # options of `MixtureOptions` alone
+    expert_reinit: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if self.expert_perturbation < 0:

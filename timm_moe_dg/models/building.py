@@ -88,12 +88,11 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
     """Fills one mixture layer from its dense counterpart, in place; False if the checkpoint has the layer itself."""
     if any(key.startswith((f"{prefix}router.", f"{prefix}experts.")) for key in loaded):
         return False
-    perturbation, width = getattr(layer.options, "expert_perturbation", 0.0), layer.fc2.weight.shape[-1]
-    share, reinit = getattr(layer.options, "expert_width", 1.0), getattr(layer.options, "expert_reinit", 0.0)
+    options, width = layer.options, layer.fc2.weight.shape[-1]
     dense = {key.removeprefix(prefix): loaded.pop(key) for key in list(loaded) if key.startswith(prefix)}
     # Parts are cut along the hidden axis. A source of any other width stays as it is, and is reported
     hidden = dense["fc2.weight"].shape[1] if "fc2.weight" in dense else 0
-    is_part = share != 1 and width == round(share * hidden)
+    is_part = options.expert_width != 1 and width == round(options.expert_width * hidden)
     axes = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1} if is_part else {}
     for key in [key for key in model_state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
@@ -106,11 +105,11 @@ def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str
             if stacked:
                 value = copy_dense(value, len(model_state[key]), axes.get(source), width)
             loaded[key] = value.clone()  # safetensors refuses an expanded view, in which experts share storage
-            if stacked and value.ndim == 3 and perturbation > 0:
-                loaded[key] += torch.randn_like(value) * perturbation * dense[source].std()
-    if reinit:
+            if stacked and value.ndim == 3 and options.expert_perturbation > 0:
+                loaded[key] += torch.randn_like(value) * options.expert_perturbation * dense[source].std()
+    if options.expert_reinit:
         first = [loaded[key] for name in ("weight", "bias") if (key := f"{prefix}experts.fc1.{name}") in loaded]
-        reinitialize(reinit, first, loaded[f"{prefix}experts.fc2.weight"])
+        reinitialize(options.expert_reinit, first, loaded[f"{prefix}experts.fc2.weight"])
     return True
 
 

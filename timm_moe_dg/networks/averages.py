@@ -156,7 +156,7 @@ def merge_experts(
             "; its classifier reads places, as no plain network does" if hasattr(network, "metadata_encoder") else ""
         )
         raise ArgumentError.of("model", name, f"has no experts to merge{reads}; give a GMoE, SF-MoE or MoGE")
-    if (width := getattr(next(iter(layers.values())).options, "expert_width", 1)) != 1:
+    if (width := next(iter(layers.values())).options.expert_width) != 1:
         remedy = "a plain network has no narrower feed-forwards in some blocks; train with expert_width=1"
         raise ArgumentError.of("expert_width", width, remedy)
     plain = _build_plain(network, name)

@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.bands import Bands
 from ..errors import ExportError, MissingDependencyError, needs
 from ..layers import LocationIdEmbedding
+from .bands import bands_of
 from .build import DataConfig
 from .trained import metadata_encoder
 
@@ -155,7 +155,7 @@ def preprocessing(
 ) -> dict[str, object]:
     """Describes a program's inputs, preprocessing and classes (in the order of the logits), ready for JSON."""
     channels, height, width = config["input_size"]
-    bands = getattr(model, "bands", None) or Bands(channels)
+    bands = bands_of(model)
     kind = ", RGB" if bands.is_rgb else "".join(f", {name}" for name in bands.names)
     inputs = {"images": f"float32 (batch, {channels}, {height}, {width}){kind}"}
     reading = "RGB without transparency" if bands.is_rgb else "these bands" if kind else "all bands"

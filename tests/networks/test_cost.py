@@ -20,8 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis import cost
-from timm_moe_dg.analysis.cost import (
+from timm_moe_dg.errors import ArgumentError, ProcessLostError
+from timm_moe_dg.layers import set_expert_implementation
+from timm_moe_dg.layers.experts import StackedExperts
+from timm_moe_dg.networks import cost
+from timm_moe_dg.networks.cost import (
     EQUIVALENT,
     TWIN,
     check_idle,
@@ -36,9 +39,6 @@ from timm_moe_dg.analysis.cost import (
     ratios,
     seconds_of,
 )
-from timm_moe_dg.errors import ArgumentError, ProcessLostError
-from timm_moe_dg.layers import set_expert_implementation
-from timm_moe_dg.layers.experts import StackedExperts
 
 B, T, D = 3, 7, 32
 MIB = 2**20

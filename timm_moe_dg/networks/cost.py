@@ -25,8 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..errors import ArgumentError, ProcessLostError
 from ..layers import LocationIdEmbedding, RoutedMlp
 from ..layers.feed_forwards import read_feed_forward
-from ..networks.averages import dense_name
-from ..networks.build import Network
+from .averages import dense_name
+from .build import Network
 
 Step = Callable[[], object]
 Key = TypeVar("Key")
@@ -150,7 +150,7 @@ def mixture_and_baselines(name: str, options: Options) -> dict[str, Callable[[],
     plan = timm.create_model(name, device="meta", **options)
     layer = next(iter(mixture_layers(plan).values()))
     # The feed-forwards that a token passes
-    width = layer.router.top_k * getattr(layer.options, "expert_width", 1) + (layer.shared is not None)
+    width = layer.router.top_k * layer.options.expert_width + (layer.shared is not None)
     return {
         name: partial(timm.create_model, name, **options),
         TWIN: partial(_dense_model, plan, options),
