@@ -9,7 +9,6 @@ and test. Each further scene adds a group to the same folder; --split ood_test
 holds it out. Reading scenes needs `pip install 'timm_moe_dg[geo]'`.
 """
 
-import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields
@@ -17,10 +16,11 @@ from pathlib import Path
 
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import fraction_to_1, non_negative_int, positive_int
-from timm_moe_dg.data.rasters import HEADER, TileOptions, cut_tiles
+from timm_moe_dg.data.readers.csv_tables import read_csv
 from timm_moe_dg.data.readers.places import PARTS
+from timm_moe_dg.data.tiles import HEADER, TILE, TileOptions, cut_tiles
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.storage.files import replaced, write_rows, write_text
+from timm_moe_dg.storage.files import owned, replaced, replaced_file, write_csv
 
 
 def build_parser() -> ToolParser:
@@ -41,28 +41,39 @@ def build_parser() -> ToolParser:
     return parser
 
 
+def earlier_rows(table: Path) -> list[tuple[str, ...]]:
+    """Reads the rows of scenes that were cut before, also from a table that a spreadsheet saved."""
+    if not table.exists() or not table.read_text(encoding="utf-8-sig").partition("\n")[2].strip():
+        return []
+    columns = read_csv(table, HEADER)
+    if set(columns) != set(HEADER):
+        raise ArgumentError.of("output", str(table.parent), "holds a metadata.csv with other columns; choose another")
+    return list(zip(*(columns[name] for name in HEADER), strict=True))
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     args = build_parser().parse_args(argv)
     group, table = args.output / Path(args.scene).stem, args.output / "metadata.csv"
-    if group.exists():
-        raise ArgumentError.of("output", str(args.output), f"holds {group.name} already; choose another, or remove it")
-    text = io.StringIO((table.read_text() if table.exists() else ",".join(HEADER)).rstrip("\n") + "\n")
-    is_new = not args.output.exists()
-    if text.readline() != ",".join(HEADER) + "\n":
-        raise ArgumentError.of("output", str(args.output), "holds a metadata.csv with other columns; choose another")
     options = TileOptions(**{field.name: vars(args)[field.name] for field in fields(TileOptions)})
-    try:
-        with replaced(group) as folder:
-            rows, counts = cut_tiles(args.scene, args.labels, folder, options)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(args.output, ignore_errors=True)
-        raise
-    text.seek(0, io.SEEK_END)
-    write_rows(text, rows)
-    write_text(table, text.getvalue())
+    with owned(args.output):
+        is_new = not args.output.exists()
+        try:
+            # A group has its rows once all of its tiles are written; tiles without rows are those of a killed command
+            earlier = earlier_rows(table)
+            others = [path for path in group.glob("*") if not TILE.fullmatch(path.name)]
+            if others or any(row[-1] == group.name for row in earlier):
+                remedy = f"holds {group.name} already; choose another, or remove its folder and rows"
+                raise ArgumentError.of("output", str(args.output), remedy)
+            with replaced(group) as folder:
+                rows, counts = cut_tiles(args.scene, args.labels, folder, options)
+            with replaced_file(table) as fresh:
+                write_csv(fresh, [HEADER, *earlier, *rows])
+        except BaseException:
+            if is_new:
+                shutil.rmtree(args.output, ignore_errors=True)
+            raise
     print("\n".join(f"{name}: {count} tiles" for name, count in counts.items() if count))
     print(f"written: {group}, {table}")
 

@@ -102,7 +102,7 @@ def test_files_without_names_have_the_bands_in_order(tmp_path):
         ("DESCRIPTION", "B4 B3 B2", False),
         ("DESCRIPTION", "x y z", False),
         ("DESCRIPTION", "B02 B03 B04", True),
-        ("COLORINTERP", "Blue Green Red", True),
+        ("COLORINTERP", "blue green red", True),
     ],
 )
 def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_path, caplog, kind, names, is_noticed):

@@ -17,7 +17,8 @@ from PIL import Image
 
 from ..errors import DataError
 from .bands import RGB_BANDS, Bands
-from .readers.images import Pixels, as_picture, read_pixels
+from .readers.images import as_picture, read_pixels
+from .readers.rasters import Pixels
 
 DataDir = str | os.PathLike[str] | None
 UNGROUPED = "Other"  # images of no group: they count in overall accuracy, but are never the worst group

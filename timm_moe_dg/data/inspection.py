@@ -21,7 +21,8 @@ from tqdm.auto import tqdm
 from ..errors import DataError, ImageReadError, check_regular_file
 from .domains import Domain, FileDomain, Split, file_names
 from .readers.hub_data import HubDomain
-from .readers.images import REPAIR, has_deep_values
+from .readers.images import has_deep_values
+from .readers.rasters import REPAIR
 
 MAX_NAMED = 5  # messages in the log
 MAX_PROBED = 16  # files of a domain

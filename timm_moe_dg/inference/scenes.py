@@ -6,7 +6,9 @@ that a row of windows is stored as its probabilities, and a block of the map is 
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +24,16 @@ from ..analysis.geography import domains_at, geo_layers
 from ..analysis.style import category_color, optional_picture, picture, swatch
 from ..cli.arguments import declared, option
 from ..cli.values import positive_int
-from ..data.bands import RGB
-from ..data.rasters import check_values, import_rasterio, is_placed, mask_in, open_raster, places_of
-from ..data.readers.images import MOST_MISSING, missing_values, rgb_pixels, scaled, warn_of_order
-from ..errors import ArgumentError, CheckpointError, ImageReadError
+from ..data.readers.rasters import (
+    MOST_MISSING,
+    Raster,
+    check_scene,
+    import_rasterio,
+    missing_share,
+    open_raster,
+    places_of,
+)
+from ..errors import ArgumentError, CheckpointError, StorageError
 from ..layers import LocationIdEmbedding
 from ..networks.averages import Ensemble
 from ..networks.trained import metadata_columns, metadata_encoder, warn_of_unknown_metadata
@@ -116,9 +124,11 @@ def predict_scene(options: SceneOptions, model: LoadedModel) -> list[str]:
         open_raster(options.images[0], "images") as raster,
     ):
         scene = _Scene(options, model, raster)
-        scene.write(folder / path.name)
+        with _written(path):
+            scene.write(folder / path.name)
         (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
-        _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
+        with _written(path):
+            _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
         return [str(path.parent / name) for name in names if (folder / name).exists()]  # no picture without matplotlib
 
 
@@ -151,32 +161,33 @@ def averaged(rows: Sequence[WindowRow], lefts: np.ndarray, window: int, codes: C
 class _Scene:
     """A scene with the model that predicts it."""
 
-    def __init__(self, options: SceneOptions, model: LoadedModel, raster: Any) -> None:
-        self.options, self.model, self.raster = options, model, raster
+    def __init__(self, options: SceneOptions, model: LoadedModel, raster: Raster) -> None:
+        self.options, self.model, self.raster, self.scene = options, model, raster, raster.dataset
         self.path, self.size = options.images[0], int(options.window or 0)
-        stride = options.stride or self.size
-        if not 0 < self.size <= min(raster.shape):
-            remedy = f"is larger than the scene, {raster.width} x {raster.height} pixels; give a smaller one"
+        stride, (height, width) = options.stride or self.size, self.scene.shape
+        check_scene(raster, needs_place=False)
+        if not 0 < self.size <= min(height, width):
+            remedy = f"is larger than the scene, {width} x {height} pixels; give a smaller one"
             raise ArgumentError.of("window", options.window, remedy)
         if stride > self.size:
             raise ArgumentError.of("stride", stride, f"leaves gaps; give --window {self.size} or less")
-        self.tops, self.lefts = (starts(length, self.size, stride) for length in raster.shape)
-        is_rgb, last = model.bands.is_rgb, raster.colorinterp[-1]
-        check_values(raster, "images", with_palette=not is_rgb)
-        self.is_transparent = is_rgb and last == import_rasterio().enums.ColorInterp.alpha
-        count = raster.count - self.is_transparent
-        if is_rgb and count == RGB:
-            names = [name or color.name for name, color in zip(raster.descriptions, raster.colorinterp, strict=True)]
-            warn_of_order(self.path, names[:RGB])
-        is_gray = is_rgb and count == 1
-        positions = [0] if is_gray else model.bands.pick(self.path, raster.descriptions[:count])
-        self.indexes = [position + 1 for position in positions]
+        self.tops, self.lefts = (starts(length, self.size, stride) for length in (height, width))
+        self.positions = raster.positions(model.bands)
+        self._check_memory()
         self.codes = EIGHT_BIT if len(model.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
         self.columns = self._metadata_columns()
         if options.experts and (isinstance(model.network, Ensemble) or self.columns is None):
             raise ArgumentError.of("experts", True, "the model chooses no experts by coordinates; leave it out")
         if options.experts:
             geo_layers(model.network)
+
+    def _check_memory(self) -> None:
+        """Refuses windows whose values, in float32 beside those of the file, need most of the machine's memory."""
+        pixel = len(self.positions) * (np.dtype(self.scene.dtypes[0]).itemsize + 9)  # bytes
+        needed, memory = pixel * self.size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory / 2:
+            remedy = f"needs about {needed / 1e9:.0f} GB, and the machine has {memory / 1e9:.0f} GB; give a smaller one"
+            raise ArgumentError.of("window", self.size, remedy)
 
     def _metadata_columns(self) -> int | None:
         """Number of columns of the windows' metadata; None if the network does not read coordinates."""
@@ -186,16 +197,14 @@ class _Scene:
         if isinstance(encoder, LocationIdEmbedding):
             warn_of_unknown_metadata(self.model.network, windows, windows)
             return None
-        if not is_placed(self.raster):
-            remedy = "has no coordinate reference system (CRS), and the model reads coordinates; georeference it"
-            raise ImageReadError(f"images={self.path!r}: {remedy}")
+        check_scene(self.raster)
         if columns := metadata_columns(self.model.network):
             _logger.warning(f"the model also reads {', '.join(columns)}, which are unknown of a scene")
         return 2 + len(columns)
 
     def write(self, path: Path) -> None:
         """Writes the map, a row of blocks at a time."""
-        rasterio, raster, rows = import_rasterio(), self.raster, dict[int, WindowRow]()
+        rasterio, raster, rows = import_rasterio(), self.scene, dict[int, WindowRow]()
         names = ("class", "probability", f"expert, {self.codes.shared}: shared alone")[
             : 3 if self.options.experts else 2
         ]
@@ -223,7 +232,7 @@ class _Scene:
                     progress.update()
                 rows = {start: row for start, row in rows.items() if start + self.size > top}
                 block = self.compose(rows, top, bottom)
-                file.write(block[: len(names)], window=rasterio.windows.Window(0, top, raster.width, bottom - top))
+                file.write(block[: len(names)], window=self.part(0, top, raster.width, bottom - top))
 
     @torch.inference_mode()
     def predict_row(self, top: int) -> WindowRow:
@@ -233,7 +242,7 @@ class _Scene:
         centers = self.lefts + self.size / 2
         metadata = torch.full((count, self.columns or 2), torch.nan)
         if self.columns:
-            metadata[:, :2] = torch.from_numpy(places_of(self.raster, centers.tolist(), [top + self.size / 2] * count))
+            metadata[:, :2] = torch.from_numpy(places_of(self.scene, centers.tolist(), [top + self.size / 2] * count))
         experts = domains_at(self.model.network, metadata).numpy() if self.options.experts else np.full(count, -1)
         for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
             views = list(self.read_windows(top, self.lefts[batch]))
@@ -250,40 +259,40 @@ class _Scene:
         return WindowRow(probabilities, experts)
 
     def read_windows(self, top: int, lefts: np.ndarray) -> Iterator[Tensor | None]:
-        """Yields inputs for neighboring windows, and None for those without data in more than half of their pixels."""
-        offset = int(lefts[0])
-        part = import_rasterio().windows.Window(offset, top, int(lefts[-1]) + self.size - offset, self.size)
-        values, mask = self.raster.read(self.indexes, window=part), mask_in(self.raster, part)
-        clear = self.raster.read(self.raster.count, window=part) == 0 if self.is_transparent else None
-        for left in lefts - offset:
-            columns = slice(left, left + self.size)
-            window, hidden = values[:, :, columns], None if mask is None else mask[:, columns]
-            missing = missing_values(window, self.raster.nodata, hidden)
-            shares = [] if missing is None else missing.mean(axis=(1, 2)).tolist()
-            shares += [] if clear is None else [clear[:, columns].mean()]
-            if max(shares, default=0.0) > MOST_MISSING:
+        """Yields inputs for windows, and None for those without data in more than half of their pixels."""
+        for left in lefts.tolist():
+            values, missing = self.raster.read(self.positions, self.part(left, top, self.size, self.size))
+            if missing_share(missing) > MOST_MISSING:
                 yield None
             else:
-                convert = rgb_pixels if self.model.bands.is_rgb else scaled
-                yield self.model.view(convert(self.path, window, missing))
+                yield self.model.view(self.raster.converted(values, missing, self.model.bands, self.positions))
+
+    def part(self, left: int, top: int, width: int, height: int) -> Any:
+        """Returns a window of rasterio's."""
+        return import_rasterio().windows.Window(left, top, width, height)
 
     def compose(self, rows: dict[int, WindowRow], top: int, bottom: int) -> np.ndarray:
         """Returns rows of pixels of the map, (3, bottom - top, width)."""
-        block = np.empty((3, bottom - top, self.raster.width), self.codes.dtype)
+        block = np.empty((3, bottom - top, self.scene.width), self.codes.dtype)
         edges = {top, bottom, *(edge for start in rows for edge in (start, start + self.size) if top < edge < bottom)}
         for upper, lower in pairwise(sorted(edges)):
             covering = [row for start, row in rows.items() if start <= upper and start + self.size >= lower]
             cells, widths = averaged(covering, self.lefts, self.size, self.codes)
             block[:, upper - top : lower - top] = np.repeat(cells, widths, axis=1)[:, None]
-        part = import_rasterio().windows.Window(0, top, self.raster.width, bottom - top)
-        mask, has_values = mask_in(self.raster, part), self.raster.nodata is not None or self.raster.dtypes[0][0] == "f"
-        if mask is not None or has_values:
-            missing = missing_values(self.raster.read(self.indexes, window=part), self.raster.nodata, mask)
-            if missing is not None:
-                block[:, missing.all(axis=0)] = self.codes.nodata
-        if self.is_transparent:
-            block[:, self.raster.read(self.raster.count, window=part) == 0] = self.codes.nodata
+        _, missing = self.raster.read(self.positions, self.part(0, top, self.scene.width, bottom - top))
+        if missing is not None:
+            block[:, missing.all(axis=0)] = self.codes.nodata
         return block
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Turns GDAL's failures while a map is written, or read back, into a `StorageError`."""
+    try:
+        yield
+    except import_rasterio().errors.RasterioError as error:
+        remedy = "free some space on the disk or choose another"
+        raise StorageError(f"output={str(path)!r}: cannot be written to its end ({error}); {remedy}") from error
 
 
 def _check_output(options: SceneOptions) -> Path:
@@ -310,7 +319,7 @@ def _side_file(classes: Sequence[str]) -> str:
 
 def _draw(source: Path, target: Path, classes: Sequence[str], codes: Codes) -> None:
     """Draws the classes of a map, with a legend of the most frequent ones."""
-    with open_raster(str(source), "output") as file:
+    with import_rasterio().open(source) as file:
         reduction = max(1, max(file.shape) / PREVIEW)
         height, width = (max(1, round(side / reduction)) for side in file.shape)
         values = file.read(1, out_shape=(height, width))

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ..cli.text import csv_cell
-from ..errors import ArgumentError, FolderInUseError, StorageError
+from ..errors import ArgumentError, FolderInUseError, MoeDgError, StorageError
 
 EXCHANGE = "unfinished-exchange"  # folder of complete files on their way to the folder above it
 REPLACED = ".replaced"  # folder in it, of empty files with the names of those that they replace
@@ -217,10 +217,12 @@ def explained(target: Path) -> Iterator[None]:
     """Turns a failed write into a `StorageError` that names the file and a remedy."""
     try:
         yield
+    except MoeDgError:
+        raise
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"output={str(target)!r}: cannot be written ({error}); what was saved before is intact: free some space or "
-            "correct the permissions, then go on with --resume"
+            "correct the permissions, then give the command again, a run with --resume"
         ) from error
 
 

@@ -18,7 +18,7 @@ from torchvision.datasets.folder import default_loader
 from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform, get_benchmark, read_folder
 from timm_moe_dg.data.domains import FileDomain
-from timm_moe_dg.data.readers import images
+from timm_moe_dg.data.readers import rasters
 from timm_moe_dg.data.readers.images import as_picture, has_deep_values, image_extensions, is_eight_bit, read_pixels
 from timm_moe_dg.errors import ImageReadError, MissingDependencyError
 
@@ -28,7 +28,7 @@ TURN = 0x0112  # EXIF's tag of the orientation; 6 is a quarter turn
 
 @pytest.fixture(autouse=True)
 def no_warnings_yet(monkeypatch):
-    monkeypatch.setattr(images, "_warned", set())
+    monkeypatch.setattr(rasters, "_warned", set())
 
 
 def read(folder, name="a.tif", *args, **options):
@@ -109,7 +109,7 @@ def test_orientations_are_applied_but_to_benchmarks(tmp_path, name, dtype, bands
         np.testing.assert_allclose(actual, pixels, atol=2)
 
 
-@pytest.mark.parametrize("layout", ["planes", "interleaved", "pages"])
+@pytest.mark.parametrize("layout", ["planes", "interleaved"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32, np.float64])
 def test_every_value_is_there_scaled_by_the_type_s_maximum(tmp_path, layout, dtype):
     whole = np.issubdtype(dtype, np.integer)
@@ -174,7 +174,6 @@ def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands)
     ("name", "dtype", "bands"),
     [
         ("a.jp2", "u2", 1),
-        ("a.pgm", "u2", 1),
         ("a.tif", "u2", 1),
         ("a.png", "u2", 1),
         ("a.png", "u1", 1),
@@ -195,10 +194,6 @@ def test_files_that_pillow_writes_keep_all_bands_and_bits(tmp_path, name, dtype,
     [
         ("AVIF", b"av1C\x81\x00\x0c", False),  # as written by libavif
         ("AVIF", b"av1C\x81\x20\x4c", True),
-        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x07", False),
-        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x0b", True),
-        ("JPEG2000", b"\xff\x4f\xff\x51" + bytes(38) + b"\x08", True),
-        ("JPEG2000", b"", False),
     ],
 )
 def test_depths_behind_pillows_eight_bits(name, head, is_deep):
@@ -307,14 +302,16 @@ def test_the_first_of_several_images_is_read_and_that_is_said(tmp_path, caplog, 
 
 def test_a_file_of_four_bands_says_so_once(tmp_path, caplog):
     for name in ("a.tif", "b.tif"):
-        Image.new("RGBA", (4, 4)).save(tmp_path / name)
+        Image.new("RGBA", (4, 4), (0, 0, 0, 255)).save(tmp_path / name)
     Image.new("RGB", (4, 4)).save(tmp_path / "c.tif")
     assert [read(tmp_path, name).mode for name in ("c.tif", "a.tif", "b.tif")] == ["RGB"] * 3
     (message,) = caplog.messages
-    assert "a.tif': has 4 bands (R, G, B, A), read as three" in message
+    assert "a.tif': has 4 bands, read as three" in message
     write(tmp_path, np.zeros((4, 6, 4), np.uint8), photometric="rgb", extrasamples=["unspecified"])
-    read(tmp_path)
-    assert "a.tif': has 4 bands" in caplog.messages[1]
+    assert read(tmp_path).mode == "RGB"
+    write(tmp_path, np.zeros((4, 4, 6), np.uint8), photometric="minisblack", planarconfig="separate")
+    with pytest.raises(ImageReadError, match="--in-chans 4"):
+        read(tmp_path)
 
 
 def test_images_many_times_the_input_are_warned_of_once(tmp_path, caplog):
@@ -369,10 +366,9 @@ PALETTE = {"photometric": "palette", "colormap": np.zeros((3, 1 << 16), np.uint1
         (lambda path: path.write_bytes(b""), 5, "cannot be decoded"),
         (lambda path: path.write_bytes(b"no image"), 5, "cannot be decoded"),
         (lambda path: path.write_bytes(b"II*\0\x08\0\0\0"), 5, "cannot be decoded"),
-        (lambda path: Image.new("YCbCr", (4, 4)).save(path), ("red", "green", "blue"), "YCbCr"),
-        (lambda path: Image.new("LAB", (4, 4)).save(path), ("red", "green", "blue"), "YCbCr"),
+        (lambda path: Image.new("LAB", (4, 4)).save(path), 3, r"L\*a\*b\*"),
         (lambda path: Image.new("CMYK", (4, 4)).save(path), ("red", "green", "blue", "nir"), "CMYK"),
-        (of_values((4, 6, 3), photometric="cielab"), 3, "of more than 8 bits"),
+        (of_values((4, 6, 3), photometric="cielab"), ("red", "green", "blue"), r"L\*a\*b\*"),
         (of_values((4, 6), **PALETTE), 3, "of more than 8 bits"),
         # Which Pillow would halve
         (lambda path: path.write_bytes(b"P6 2 1 4095\n" + bytes(12)), 3, "of more than 8 bits"),
@@ -409,8 +405,9 @@ def test_any_error_of_a_decoder_names_the_image(root, tmp_path, monkeypatch):
         read_pixels(str(path))
 
 
-def test_without_tifffile_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_rasterio_the_extra_is_named(tmp_path, monkeypatch):
     of_bands(5)(tmp_path / "a.tif")
-    monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(MissingDependencyError, match=r"tifffile.*timm_moe_dg\[tiff\]"):
+    rasters.import_rasterio.cache_clear()
+    monkeypatch.setitem(sys.modules, "rasterio", None)
+    with pytest.raises(MissingDependencyError, match=r"rasterio.*timm_moe_dg\[geo\]"):
         read(tmp_path, "a.tif", 5)

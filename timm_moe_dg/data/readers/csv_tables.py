@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import DataError, check_regular_file, needs
 from ..domains import normalized
-from ..rasters import is_placed, open_raster, places_of
-from .images import is_tiff
+from .images import exif_place
+from .rasters import is_placed, is_raster, open_raster, places_of
 
 SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
@@ -236,13 +236,19 @@ def _same_file(path: str, place: Callable[[str], str]) -> str:
     return normalized(os.path.join(place(folder), name))
 
 
-def _center(table: Path, path: str) -> np.ndarray:
-    if os.path.isfile(path) and is_tiff(path):
-        with open_raster(path, "image") as raster:
-            if is_placed(raster):
-                return places_of(raster, [raster.width / 2], [raster.height / 2])[0]
+def _center(table: Path, path: str) -> Sequence[float] | np.ndarray:
+    """The center of a GeoTIFF, or the place of a photograph's GPS tags."""
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            has_grid = is_raster(file.read(4))
+        if not has_grid and (place := exif_place(path)) is not None:
+            return place
+        if has_grid:
+            with open_raster(path) as raster:
+                if is_placed(raster.dataset):
+                    return places_of(raster.dataset, [raster.dataset.width / 2], [raster.dataset.height / 2])[0]
     remedy = "write its lon and lat in degrees there, or nan if unknown"
-    raise DataError(f"image={path!r}: has no georeference, and no coordinates in {table.name}; {remedy}")
+    raise DataError(f"image={path!r}: has no place of its own, and no coordinates in {table.name}; {remedy}")
 
 
 # Parsers of fields

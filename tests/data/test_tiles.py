@@ -4,10 +4,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from timm_moe_dg.data.readers.rasters import places_of
 
 from tests.geo_files import halves, polygon, tiles, write_features, write_labels, write_scene
 from timm_moe_dg.data import get_benchmark
-from timm_moe_dg.data.rasters import places_of
 from timm_moe_dg.data.readers.images import read_pixels
 
 rasterio = pytest.importorskip("rasterio")
@@ -105,16 +105,18 @@ def test_tiles_without_data_or_a_label_are_left_out(tmp_path, capsys):
     assert read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan().float().mean() == 0.5
 
 
-def test_transparent_tiles_are_without_data_and_dark_infrared_is_not(tmp_path, whole, capsys):
+@pytest.mark.parametrize("name", ["", "nir"])
+def test_transparent_tiles_are_without_data_and_described_infrared_is_no_transparency(tmp_path, whole, capsys, name):
     values = (halves()[:4] // 256).astype(np.uint8)
     values[3] = 255
-    values[:, :, :40] = 0
-    values[:3, 48:, :40] = [[[3]], [[4]], [[5]]]  # water
-    rows = tiles(write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes"), whole, tmp_path / "data")
-    assert {row["path"][6:-4] for row in rows if row["path"][11:15] < "0002"} == {
-        f"000{row}_000{column}" for row in (3, 4, 5) for column in (0, 1)
-    }
-    assert "a: 42 tiles\nwithout data: 6 tiles\n" in capsys.readouterr().out
+    values[3, :, :40] = 0
+    scene = write_scene(tmp_path / "scene.tif", values, photometric="rgb", alpha="yes")
+    if name:
+        with rasterio.open(scene, "r+") as file:
+            file.descriptions = ("red", "green", "blue", name)
+    rows = tiles(scene, whole, tmp_path / "data")
+    assert len(rows) == (48 if name else 36)
+    assert ("a: 36 tiles\nwithout data: 12 tiles\n" in capsys.readouterr().out) is not bool(name)
 
 
 def test_a_palette_and_scales_stay_with_the_tiles(tmp_path, whole):

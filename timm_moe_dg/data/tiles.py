@@ -1,91 +1,39 @@
-"""GeoTIFFs by rasterio: their pixels' places in degrees, and tiles of one label each cut from them.
+"""Tiles of one label each, cut from a georeferenced scene.
 
 A folder of tiles is one that `read_place_folder` reads.
 """
 
 import json
 import logging
-import os
 import random
-import warnings
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import ArgumentError, DataError, needs
-from .readers.images import MOST_MISSING, missing_values
+from ..errors import ArgumentError, DataError
+from .readers.rasters import (
+    MOST_MISSING,
+    Raster,
+    check_scene,
+    import_rasterio,
+    is_placed,
+    missing_share,
+    open_raster,
+    places_of,
+    reading,
+)
 
 Tile: TypeAlias = tuple[int, int]  # row and column in the grid of tiles
 SPLITS = ("id_val", "id_test")  # each has a fifth of the blocks, and train the rest
 HEADER = ("path", "label", "lon", "lat", "split", "group")
 Row: TypeAlias = tuple[str, ...]  # fields of `HEADER`
+TILE = re.compile(r"\d{4,}_\d{4,}\.tif")  # the file of row and column
 _LOGGER = logging.getLogger(__name__)
-
-
-def import_rasterio() -> ModuleType:
-    """Returns rasterio with its submodules; raises `MissingDependencyError` without it."""
-    with needs("to read georeferences", "rasterio", "geo"):
-        import rasterio
-        import rasterio.enums
-        import rasterio.features
-        import rasterio.vrt
-        import rasterio.warp
-    return rasterio
-
-
-def open_raster(path: str, argument: str) -> Any:
-    """Opens a GeoTIFF for reading. `argument` names it in a `DataError`."""
-    rasterio = import_rasterio()
-    if not os.path.isfile(path):
-        raise DataError(f"{argument}={path!r}: no such file; give a GeoTIFF")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            # Files of GDAL's other formats, such as VRT, may name further files
-            return rasterio.open(path, driver="GTiff")
-    except rasterio.errors.RasterioIOError as error:
-        raise DataError(f"{argument}={path!r}: cannot be opened as GeoTIFF ({error}); convert it") from error
-
-
-def check_values(raster: Any, argument: str, *, with_palette: bool) -> None:
-    """Refuses a scene by a `DataError` whose values rasterio gives otherwise than `read_pixels`."""
-    bits = int(raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", 8))
-    is_palette = raster.colorinterp[0] == import_rasterio().enums.ColorInterp.palette
-    if bits < 8 or "MINISWHITE" in raster.tags(ns="IMAGE_STRUCTURE") or (is_palette and not with_palette):
-        kind = "less than 8 bits per value" if bits < 8 else "a palette" if is_palette else "zero as white"
-        raise DataError(f"{argument}={raster.name!r}: has {kind}; convert it to gray or RGB of 8 bits")
-
-
-def is_placed(raster: Any) -> bool:
-    """Whether a raster has a coordinate reference system (CRS) of the Earth and a transform to it."""
-    is_on_earth = raster.crs is not None and (raster.crs.is_geographic or raster.crs.is_projected)
-    return is_on_earth and not raster.transform.is_identity
-
-
-def places_of(raster: Any, columns: Sequence[float], rows: Sequence[float]) -> np.ndarray:
-    """Returns longitude and latitude of points in pixels, float32 (N, 2); NaN outside of the CRS."""
-    rasterio = import_rasterio()
-    points = rasterio.transform.xy(raster.transform, rows, columns, offset="ul")
-    try:
-        degrees = rasterio.warp.transform(raster.crs, "EPSG:4326", *points)
-    except Exception:  # rasterio's classes are private. One point beside a map of the Earth fails all
-        if len(rows) > 1:
-            return np.concatenate([places_of(raster, [x], [y]) for x, y in zip(columns, rows, strict=True)])
-        degrees = [[np.nan], [np.nan]]
-    longitude, latitude = (np.where(np.isfinite(values), values, np.nan) for values in degrees[:2])
-    return np.stack([(longitude + 180) % 360 - 180, latitude], axis=1).astype(np.float32)
-
-
-def mask_in(raster: Any, window: Any) -> np.ndarray | None:
-    """Returns the pixels of a window that the file's own mask hides, bool (height, width); None without a mask."""
-    kinds, flags = raster.mask_flag_enums[0], import_rasterio().enums.MaskFlags
-    # Transparency is dropped, as in other images; GDAL also takes a fourth band such as infrared for it
-    has_mask = flags.per_dataset in kinds and flags.alpha not in kinds
-    return raster.dataset_mask(window=window) == 0 if has_mask else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +54,22 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
     A tile has the label that covers most of it. Tiles without data in more than half of their pixels are left out.
     Labels are GeoJSON polygons or a GeoTIFF of classes, in any coordinate reference system.
     """
-    with open_raster(scene, "scene") as raster:
-        if not is_placed(raster):
-            raise DataError(f"scene={scene!r}: has no coordinate reference system (CRS); give a georeferenced scene")
-        check_values(raster, "scene", with_palette=True)
-        if options.size > min(raster.shape):
-            size = f"is larger than the scene, {raster.width} x {raster.height} pixels"
+    with ExitStack() as files:
+        raster = files.enter_context(open_raster(scene, "scene"))
+        check_scene(raster)
+        height, width = raster.dataset.shape
+        if options.size > min(height, width):
+            size = f"is larger than the scene, {width} x {height} pixels"
             raise ArgumentError.of("size", options.size, f"{size}; give a smaller one")
-        is_json = Path(labels).suffix.lower() in (".geojson", ".json")
-        source = _read_geojson(labels, options, raster) if is_json else _Raster(labels, raster)
+        if Path(labels).suffix.lower() in (".geojson", ".json"):
+            source: _Polygons | _Raster = _read_geojson(labels, options, raster.dataset)
+        else:
+            source = _Raster(files.enter_context(open_raster(labels, "labels")), raster.dataset)
         tiles, left_out = _write_tiles(raster, source, folder, options)
+        inside = (height - height % options.size) * (width - width % options.size)
+    if edge := height * width - inside:
+        text = "scene=%r: %.0f%% of its area, at the right and lower edge, are too narrow for a tile of %d pixels"
+        _LOGGER.warning(text, scene, 100 * edge / (height * width), options.size)
     # Pixels whose center lies on a border of neighbors are in both
     if isinstance(source, _Polygons) and source.overlap > source.labeled / 100:
         text = "labels=%r: %d pixels lie in polygons of several labels, of which the last in the file counts"
@@ -148,58 +102,27 @@ def split_by_blocks(tiles: Sequence[Tile], options: TileOptions) -> dict[Tile, s
 
 
 def _write_tiles(
-    raster: Any, source: "_Polygons | _Raster", folder: Path, options: TileOptions
+    raster: Raster, source: "_Polygons | _Raster", folder: Path, options: TileOptions
 ) -> tuple[list[tuple[Tile, str, np.ndarray]], dict[str, int]]:
     """Writes the tiles that have a label, a row of the scene at a time."""
-    size, tiles = options.size, []
+    size, tiles, scene = options.size, [], raster.dataset
     left_out = {"without a label": 0, "without data": 0}
-    for row in range(raster.height // size):
-        codes = source.codes(_window(0, row * size, raster.width, size), raster)
-        columns = range(raster.width // size)
-        places = places_of(raster, [(column + 0.5) * size for column in columns], [(row + 0.5) * size] * len(columns))
+    for row in range(scene.height // size):
+        codes = source.codes(_window(0, row * size, scene.width, size), scene)
+        columns = range(scene.width // size)
+        places = places_of(scene, [(column + 0.5) * size for column in columns], [(row + 0.5) * size] * len(columns))
         for column in columns:
             label = _most_frequent(codes[:, column * size : (column + 1) * size], options.cover)
             if label is None:
                 left_out["without a label"] += 1
                 continue
             window = _window(column * size, row * size, size, size)
-            values = raster.read(window=window)
-            mask = mask_in(raster, window)
-            missing = missing_values(values, raster.nodata, _transparent(raster, values) if mask is None else mask)
-            if missing is not None and missing.mean(axis=(1, 2)).max() > MOST_MISSING:
+            if missing_share(raster.read(raster.opaque, window)[1]) > MOST_MISSING:
                 left_out["without data"] += 1
                 continue
-            _write_tile(folder / _name((row, column)), raster, values, window, mask)
+            (folder / _name((row, column))).write_bytes(raster.copy(window))
             tiles.append(((row, column), source.names[label], places[column]))
     return tiles, left_out
-
-
-def _transparent(raster: Any, values: np.ndarray) -> np.ndarray | None:
-    """Marks gray pixels of no opacity, as beside the footprint of a mosaic.
-
-    Colored ones have data, because GDAL also takes a fourth band such as infrared for transparency. The result is None
-    without such a band.
-    """
-    if raster.colorinterp[-1] != import_rasterio().enums.ColorInterp.alpha:
-        return None
-    return (values[-1] == 0) & (values[:-1] == values[0]).all(axis=0)
-
-
-def _write_tile(path: Path, raster: Any, values: np.ndarray, window: Any, mask: np.ndarray | None) -> None:
-    rasterio = import_rasterio()
-    profile = {"driver": "GTiff", "dtype": values.dtype, "nodata": raster.nodata, "crs": raster.crs}
-    profile |= {"count": len(values), "height": values.shape[1], "width": values.shape[2], "compress": "deflate"}
-    with (
-        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
-        rasterio.open(path, "w", transform=raster.window_transform(window), **profile) as tile,
-    ):
-        tile.colorinterp = raster.colorinterp  # GDAL's default for a fourth band is transparency
-        if tile.colorinterp[0] == rasterio.enums.ColorInterp.palette:
-            tile.write_colormap(1, raster.colormap(1))
-        tile.write(values)
-        tile.descriptions, tile.scales, tile.offsets = raster.descriptions, raster.scales, raster.offsets
-        if mask is not None:
-            tile.write_mask(~mask)
 
 
 class _Polygons:
@@ -224,19 +147,20 @@ class _Polygons:
 class _Raster:
     """Labels of a GeoTIFF, whose values are the names of classes."""
 
-    def __init__(self, path: str, raster: Any) -> None:
-        labels = open_raster(path, "labels")
-        if not is_placed(labels) or labels.count != 1 or np.dtype(labels.dtypes[0]).kind not in "iu":
+    def __init__(self, labels: Raster, scene: Any) -> None:
+        dataset = labels.dataset
+        if not is_placed(dataset) or dataset.count != 1 or np.dtype(dataset.dtypes[0]).kind not in "iu":
             remedy = "needs one band of whole numbers and a coordinate reference system (CRS); convert it"
-            raise DataError(f"labels={path!r}: {remedy}")
-        grid = {"crs": raster.crs, "transform": raster.transform, "height": raster.height, "width": raster.width}
+            raise DataError(f"labels={labels.path!r}: {remedy}")
+        grid = {"crs": scene.crs, "transform": scene.transform, "height": scene.height, "width": scene.width}
         # Outside of the labels, a nodata value or else transparency marks pixels without one
-        self.vrt = import_rasterio().vrt.WarpedVRT(labels, **grid, add_alpha=labels.nodata is None)
-        self.names: dict[int, str] = {}
+        self.vrt = import_rasterio().vrt.WarpedVRT(dataset, **grid, add_alpha=dataset.nodata is None)
+        self.path, self.names = labels.path, dict[int, str]()
 
-    def codes(self, window: Any, raster: Any) -> np.ndarray:
+    def codes(self, window: Any, scene: Any) -> np.ndarray:
         """Returns the code of each pixel of a window, int64 (height, width); 0 for none."""
-        values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.dataset_mask(window=window) > 0
+        with reading(self.path, "labels"):
+            values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.dataset_mask(window=window) > 0
         self.names |= {value + (value >= 0): str(value) for value in np.unique(values[valid]).tolist()}
         return np.where(valid, values + (values >= 0), 0)  # a label of 0 is code 1, and -1 stays
 
@@ -244,12 +168,13 @@ class _Raster:
 def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
     rasterio = import_rasterio()
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
-        features = table["features"]
+        table = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        features = [table] if table["type"] == "Feature" else table["features"]
         # RFC 7946 has degrees alone, and GDAL names others
-        crs = rasterio.crs.CRS.from_user_input(table.get("crs", {}).get("properties", {}).get("name", "EPSG:4326"))
+        named = ((table.get("crs") or {}).get("properties") or {}).get("name") or "EPSG:4326"
+        crs = rasterio.crs.CRS.from_user_input(named)
         given = [(feature["geometry"], (feature.get("properties") or {}).get(options.column)) for feature in features]
-        labeled = [(_polygons(shape), str(label)) for shape, label in given if label is not None]
+        labeled = [(_polygons(shape), str(label)) for shape, label in given if is_label(label)]
         shapes = [(shape, label) for polygons, label in labeled for shape in polygons]
         if crs != raster.crs:
             step = 0.03 if crs.is_geographic else 3_000.0  # degrees or meters: chords are 0.1 m from a curved edge
@@ -265,6 +190,11 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
     if lines := sum(not polygons for polygons, _ in labeled):
         _LOGGER.warning("labels=%r: %d labeled features without a polygon are left out", path, lines)
     return _Polygons(shapes)
+
+
+def is_label(value: object) -> bool:
+    """Whether a property names a class. Empty texts and missing values name none."""
+    return value is not None and value == value and bool(str(value).strip())
 
 
 def _polygons(shape: Any) -> list[Any]:
