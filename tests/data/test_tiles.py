@@ -4,11 +4,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from timm_moe_dg.data.readers.rasters import places_of
 
 from tests.geo_files import halves, polygon, tiles, write_features, write_labels, write_scene
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.images import read_pixels
+from timm_moe_dg.data.readers.rasters import places_of
 
 rasterio = pytest.importorskip("rasterio")
 warp = pytest.importorskip("rasterio.warp")

@@ -6,7 +6,7 @@ nir), or a wavelength in nanometers (665nm).
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ArgumentError, ImageReadError, did_you_mean
@@ -39,6 +39,8 @@ class Bands:
 
     count: int
     names: tuple[str, ...] = ()
+    # Whether values follow the scale and offset that files state; None as long as no training images decided it
+    physical: bool | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, bands: "Bands | int | Sequence[str]") -> "Bands":

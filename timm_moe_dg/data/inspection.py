@@ -9,8 +9,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,11 +19,12 @@ import numpy as np
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..errors import DataError, ImageReadError, check_regular_file
+from ..errors import ArgumentError, DataError, ImageReadError, check_regular_file
+from .bands import Bands
 from .domains import Domain, FileDomain, Split, file_names
 from .readers.hub_data import HubDomain
-from .readers.images import has_deep_values
-from .readers.rasters import REPAIR
+from .readers.images import FileFacts, file_facts
+from .readers.rasters import EIGHT_BIT, REPAIR, STATED, WHOLE, Pixels
 
 MAX_NAMED = 5  # messages in the log
 MAX_PROBED = 16  # files of a domain
@@ -119,13 +121,19 @@ def warn_of_far_values(domains: Sequence[Domain], mean: Sequence[float], std: Se
     """Warns of domains whose first image is far from the mean of the training images, such as those of another type."""
     for domain in domains:
         try:
-            means = _moments((domain, 0))[0] if len(domain) else np.array(mean)
+            if len(domain):
+                warn_if_far(domain.file(0), domain.pixels(0), mean, std)
         except ImageReadError:  # refused or left out when it is read
             continue
-        if len(means) == len(mean) and (np.abs(means - mean) > FAR * np.asarray(std)).any():
-            found, usual = ([float(f"{value:.3g}") for value in values] for values in (means, mean))
-            remedy = f"and those of the training images are {usual}; convert them as the training images were"
-            _LOGGER.warning("image=%r: the means of its bands are %s, %s", domain.file(0), found, remedy)
+
+
+def warn_if_far(name: str, pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Warns of an image whose bands are many deviations from the mean of the training images."""
+    means = _moments(pixels)[0]
+    if len(means) == len(mean) and (np.abs(means - mean) > FAR * np.asarray(std)).any():
+        found, usual = ([float(f"{value:.3g}") for value in values] for values in (means, mean))
+        remedy = f"and those of the training images are {usual}; convert them as the training images were"
+        _LOGGER.warning("image=%r: the means of its bands are %s, %s", name, found, remedy)
 
 
 class BandStatistics(NamedTuple):
@@ -152,7 +160,8 @@ def band_statistics(
     """Computes each band's statistics over the inside parts of training domains. Images weigh the same."""
     images = [(domains[domain], int(position)) for domain in training for position in splits[domain].inside]
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        means, squares, lows, highs = (np.stack(column) for column in zip(*pool.map(_moments, images), strict=True))
+        moments = pool.map(lambda image: _moments(image[0].pixels(image[1])), images)
+        means, squares, lows, highs = (np.stack(column) for column in zip(*moments, strict=True))
     mean, square = means.mean(axis=0), squares.mean(axis=0)
     variance = square - mean**2
     # A constant band's variance is not exactly 0 but what rounding leaves of it.
@@ -163,21 +172,68 @@ def band_statistics(
 
 def _is_deep(domain: Domain, position: int) -> bool:
     if isinstance(domain.images[position], str | bytes):
-        return has_deep_values(domain.file(position))
+        facts = file_facts(domain.file(position))
+        return facts is not None and facts.values != EIGHT_BIT
     try:
         return isinstance(domain, FileDomain) and isinstance(domain.pixels(position), Tensor)
     except ImageReadError:
         return False
 
 
-def _moments(image: tuple[Domain, int]) -> tuple[np.ndarray, ...]:
+def with_decided_values(domains: Sequence[Domain], bands: Bands) -> list[Domain]:
+    """Decides by some files of each domain whether values follow the scales that files state.
+
+    Raises:
+        DataError: Some files of whole numbers state a scale, and others none.
+        ArgumentError: Bands are given by their number alone, and files name them in different orders.
+    """
+    facts = dict[str, FileFacts]()
+    for domain in domains:
+        if len(domain) and isinstance(domain.images[0], str | bytes):
+            files = map(domain.file, _spread(len(domain), MAX_PROBED))
+            facts |= {file: known for file in files if (known := file_facts(file)) is not None}
+    stated = [file for file, known in facts.items() if known.values == STATED]
+    plain = [file for file, known in facts.items() if known.values in (EIGHT_BIT, WHOLE)]
+    if stated and plain:
+        counts = f"{len(stated)} of {len(facts)} files that were looked at state a scale, such as {stated[0]!r}"
+        raise DataError(f"images: {counts}, and {len(plain)} none, such as {plain[0]!r}; give all of them one")
+    orders = {known.band_names: file for file, known in facts.items() if any(known.band_names)}
+    if not bands.is_rgb and not bands.names and len(orders) > 1:
+        (first, one), (second, other), *_ = orders.items()
+        listed = f"{one!r} has {', '.join(first)}, and {other!r} {', '.join(second)}"
+        remedy = f"files name their bands in different orders: {listed}; give --bands"
+        raise ArgumentError.of("in_chans", bands.count, remedy)
+    return [replace(domain, bands=replace(domain.bands, physical=bool(stated))) for domain in domains]
+
+
+def _moments(pixels: Pixels) -> tuple[np.ndarray, ...]:
     """Means of one image's bands and of their squares, and extremes, in float64."""
-    domain, position = image
-    pixels = domain.pixels(position)
     values = pixels.double().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels).transpose(2, 0, 1) / 255
     pixel = (1, 2)  # the axes; values without data are NaN
     means = np.nanmean(values, axis=pixel), np.nanmean(values**2, axis=pixel)
     return *means, np.nanmin(values, axis=pixel), np.nanmax(values, axis=pixel)
+
+
+def warn_of_copies(domains: Sequence[Domain], held_out: Collection[int]) -> None:
+    """Warns of held-out files with the bytes of a training file. Only files of equal size are read."""
+    by_size: dict[int, tuple[list[str], list[str]]] = {}
+    for index, domain in enumerate(domains):
+        if len(domain) and isinstance(domain.images[0], str | bytes):
+            for file in map(domain.file, range(len(domain))):
+                by_size.setdefault(_size(os.fsencode(file)), ([], []))[index in held_out].append(file)
+    copies = list[str]()
+    for training, others in by_size.values():
+        if training and others:
+            digests = {_whole_digest(file) for file in training}
+            copies += [file for file in others if _whole_digest(file) in digests]
+    if copies:
+        text = "%d images of held-out domains are copies of training images, such as %r; their accuracy is no test"
+        _LOGGER.warning(text, len(copies), copies[0])
+
+
+def _whole_digest(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_fingerprint(value: object) -> bool:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ..algorithms import Minibatches
 from ..analysis.plots import draw_learning_curves
 from ..data import check_readable, seed_hash
+from ..data.inspection import warn_of_copies
 from ..errors import ArgumentError, DivergenceError
 from ..networks.build import check_name
 from ..protocols.options import RunOptions
@@ -138,6 +139,7 @@ def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
     options = plan.options
     if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
         check_readable(plan.domains, options.workers)
+        warn_of_copies(plan.domains, set(range(len(plan.domains))) - set(plan.training))
     set_seed(options.seed)
     model = build_model(plan, accelerator)  # after the images, which need no download
     check_loaders(plan, model.data_config, model.with_metadata)

@@ -151,7 +151,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         pretrained=options.pretrained,
         initial_checkpoint=options.initial_checkpoint,
         img_size=options.img_size,
-        bands=options.image_bands,
+        bands=plan.domains[0].bands,
         band_init=options.band_init,
         drop_path=options.drop_path,
         model_kwargs={

@@ -30,7 +30,7 @@ from ..data import (
 )
 from ..data.bands import band_settings
 from ..data.domains import listed
-from ..data.inspection import Fingerprint, fingerprint, short, with_readable
+from ..data.inspection import Fingerprint, fingerprint, short, with_decided_values, with_readable
 from ..data.splits import hold_out, make_splits, test_positions
 from ..errors import ArgumentError, MissingDependencyError, MoeDgError
 from ..protocols.evaluation import recognize
@@ -109,6 +109,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     metadata_columns = options.metadata_columns or ()
     domains = benchmark.read(options.data_dir, metadata_columns, options.image_bands, columns=options.columns)
     digests = fingerprint(domains)
+    domains = with_decided_values(domains, options.image_bands)
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
         digests = with_readable(digests, domains)

@@ -34,7 +34,7 @@ from ..errors import ArgumentError, ProtocolError
 from ..finetuning.messages import role_line
 from ..finetuning.processes import check_world_size, leave_processes, process_state_kept
 from ..networks.averages import evaluation_view, load_predictor
-from ..networks.bands import check_bands
+from ..networks.bands import bands_of, check_bands
 from ..networks.build import Network, check_name, warn_of_other_values
 from ..networks.calibration import calibrate, find_calibration
 from ..networks.trained import WithFeatures, match_classes, takes_metadata, unknown_metadata, warn_of_unknown_metadata
@@ -304,6 +304,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     if options.network is None:
         warn_of_unfinished(options.model)
     check_bands(network, options.image_bands)
+    data = data._replace(domains=[replace(domain, bands=bands_of(network)) for domain in data.domains])
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))
     with_metadata = takes_metadata(network, domains, options.metadata_columns)

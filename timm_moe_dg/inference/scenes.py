@@ -36,6 +36,7 @@ from ..data.readers.rasters import (
 from ..errors import ArgumentError, CheckpointError, StorageError
 from ..layers import LocationIdEmbedding
 from ..networks.averages import Ensemble
+from ..networks.build import warn_of_other_pixels
 from ..networks.trained import metadata_columns, metadata_encoder, warn_of_unknown_metadata
 from ..storage.files import all_or_nothing
 from .predict import ImageOptions, PredictOptions
@@ -126,6 +127,9 @@ def predict_scene(options: SceneOptions, model: LoadedModel) -> list[str]:
         scene = _Scene(options, model, raster)
         with _written(path):
             scene.write(folder / path.name)
+            with import_rasterio().open(folder / path.name) as file:  # GDAL may lose a block without an error
+                for _, window in file.block_windows(1):
+                    file.read(window=window)
         (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
         with _written(path):
             _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
@@ -174,6 +178,7 @@ class _Scene:
         self.tops, self.lefts = (starts(length, self.size, stride) for length in (height, width))
         self.positions = raster.positions(model.bands)
         self._check_memory()
+        self.is_compared = False  # whether a window was compared with the training images
         self.codes = EIGHT_BIT if len(model.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
         self.columns = self._metadata_columns()
         if options.experts and (isinstance(model.network, Ensemble) or self.columns is None):
@@ -265,7 +270,11 @@ class _Scene:
             if missing_share(missing) > MOST_MISSING:
                 yield None
             else:
-                yield self.model.view(self.raster.converted(values, missing, self.model.bands, self.positions))
+                pixels = self.raster.converted(values, missing, self.model.bands, self.positions)
+                if not self.is_compared:
+                    warn_of_other_pixels(self.model.network, self.path, pixels)
+                    self.is_compared = True
+                yield self.model.view(pixels)
 
     def part(self, left: int, top: int, width: int, height: int) -> Any:
         """Returns a window of rasterio's."""

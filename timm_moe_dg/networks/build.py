@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -26,7 +27,8 @@ from torch import Tensor, nn
 
 from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
-from ..data.inspection import deep_share, warn_of_far_values
+from ..data.inspection import deep_share, warn_if_far, warn_of_far_values
+from ..data.readers.rasters import Pixels
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
 from ..layers.compat import download_from_hf
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
@@ -94,7 +96,8 @@ def build_network(
     try:
         with hub_or_cache() if from_hub else nullcontext():
             # Also names a damaged field, where timm would fail far from the file
-            own_bands = saved_config(name).get("bands")
+            own = saved_config(name)
+            own_bands, is_physical = own.get("bands"), bool(own.get("physical_values"))
             saved_bands = saved_config(name, initial_checkpoint).get("bands")
             options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
             # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
@@ -123,7 +126,8 @@ def build_network(
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
-    network.bands = Bands.of(saved_bands or own_bands or (bands.names if bands else ()) or in_chans_of(network))
+    read = Bands.of(saved_bands or own_bands or (bands.names if bands else ()) or in_chans_of(network))
+    network.bands = replace(read, physical=bands.physical if bands else is_physical)
     if bands:
         if rgb is not None:
             place_kernels(network, rgb, bands, band_init)
@@ -191,8 +195,21 @@ def warn_of_other_values(network: nn.Module, domains: Sequence[Domain]) -> None:
         config = data_config(network)
         warn_of_far_values(domains, config["mean"], config["std"])
     elif deep := [domain.name for domain in domains if domain.bands.is_rgb and deep_share(domain)]:
-        remark = "have more than 8 bits, divided by their type's maximum, and the model was trained on images of 8 bits"
-        _logger.warning(f"images of {', '.join(deep)} {remark}; convert them as its training images were")
+        _warn_of_depth(", ".join(deep))
+
+
+def warn_of_other_pixels(network: nn.Module, name: str, pixels: Pixels) -> None:
+    """Does as `warn_of_other_values`, for a single image such as a window of a scene."""
+    if has_measured_statistics(network):
+        config = data_config(network)
+        warn_if_far(name, pixels, config["mean"], config["std"])
+    elif isinstance(pixels, Tensor) and bands_of(network).is_rgb:
+        _warn_of_depth(name)
+
+
+def _warn_of_depth(names: str) -> None:
+    remark = "have more than 8 bits, divided by their type's maximum, and the model was trained on images of 8 bits"
+    _logger.warning(f"images of {names} {remark}; convert them as its training images were")
 
 
 def without_origin(config: Mapping[str, object]) -> dict[str, object]:
@@ -234,7 +251,9 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     count = getattr(network, "num_classes", 0) if classes else 0
     classes = [*classes, *(f"{UNUSED}{index}" for index in range(len(classes), count))]
     mode = {"expert_mode": network.expert_mode} if hasattr(network, "expert_mode") else {}
-    bands = {"bands": list(names)} if (names := bands_of(network).names) else {}
+    images = bands_of(network)
+    bands: dict[str, object] = {"bands": list(images.names)} if images.names else {}
+    bands |= {"physical_values": True} if images.physical else {}
     save_for_hf(
         network,
         str(folder),
@@ -263,6 +282,7 @@ def read_config(path: Path) -> Config:
         "pretrained_cfg": (isinstance(config.get("pretrained_cfg", {}), dict), "a table"),
         "label_names": (_are_names(config.get("label_names")), "a list of class names, or a table of them by position"),
         "bands": (config.get("bands") is None or _are_bands(config["bands"]), "a list of the bands' full names"),
+        "physical_values": (config.get("physical_values") in (None, True, False), "true or false"),
         "expert_mode": (config.get("expert_mode") in (None, "routed", "shared"), "'routed' or 'shared'"),
     }
     for name, (fits, expected) in checks.items():

@@ -22,6 +22,7 @@ from timm_moe_dg.data.readers.csv_tables import (
     whole_number,
 )
 from timm_moe_dg.data.readers.folders import find_images
+from timm_moe_dg.data.readers.rasters import import_rasterio
 from timm_moe_dg.errors import DataError, MissingDependencyError
 
 rasterio = pytest.importorskip("rasterio")
@@ -185,12 +186,12 @@ def test_the_center_of_a_file_is_taken_where_the_table_has_none(tmp_path, column
         split = ("train", "train", "train", "id_val", "id_test", "id_test")[row]
         rows.append({"path": f"{row}.tif", "label": "a", "split": split, "group": "g", **columns})
     if columns:
-        rows[0] |= {"lon": "1.5", "lat": "2.5"}
+        rows[0] |= {"lon": "8.5", "lat": "0.2"}
     write_csv(tmp_path / "metadata.csv", rows)
     domains = get_benchmark("place_folder").read(tmp_path, bands=5)
     metadata = np.concatenate([domain.metadata for domain in domains])
     expected = np.tile(np.float32([9, 0]), (6, 1))
-    expected[0] = (1.5, 2.5) if columns else (9, 0)
+    expected[0] = (8.5, 0.2) if columns else (9, 0)
     np.testing.assert_allclose(metadata, expected, atol=1e-5)
     table = Metadata(tmp_path / "metadata.csv")
     np.testing.assert_allclose([table.of(str(tmp_path / f"{n}.tif")) for n in (4, 1)], [[9, 0], [9, 0]], atol=1e-5)
@@ -211,6 +212,7 @@ def test_a_file_without_georeference_is_named(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="lon and lat"):
         get_benchmark("place_folder").read(tmp_path)
     write_csv(tmp_path / "metadata.csv", rows[:1])
+    import_rasterio.cache_clear()
     monkeypatch.setitem(sys.modules, "rasterio", None)
     with pytest.raises(MissingDependencyError, match=r"rasterio.*timm_moe_dg\[geo\]"):
         get_benchmark("place_folder").read(tmp_path)

@@ -19,7 +19,7 @@ from tests.band_files import band_folder, write_tiff
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_transform, get_benchmark, read_folder
 from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.readers import rasters
-from timm_moe_dg.data.readers.images import as_picture, has_deep_values, image_extensions, is_eight_bit, read_pixels
+from timm_moe_dg.data.readers.images import as_picture, file_facts, image_extensions, is_eight_bit, read_pixels
 from timm_moe_dg.errors import ImageReadError, MissingDependencyError
 
 RANDOM = np.random.default_rng(0)
@@ -167,7 +167,7 @@ def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands)
         np.testing.assert_allclose(read(tmp_path, "a.png", file=file), colors.transpose(2, 0, 1) / 65535, rtol=1e-6)
     if bands != 3:
         np.testing.assert_allclose(read(tmp_path, "a.png", bands), values.transpose(2, 0, 1) / 65535, rtol=1e-6)
-    assert has_deep_values(str(tmp_path / "a.png"))
+    assert file_facts(str(tmp_path / "a.png")).values == "whole"
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_depths_behind_pillows_eight_bits(name, head, is_deep):
 def test_photographs_of_eight_bits_are_no_deep_ones(tmp_path):
     for name, mode in (("a.jpg", "RGB"), ("b.png", "P"), ("c.png", "1"), ("d.tif", "CMYK"), ("e.bmp", "RGB")):
         Image.new(mode, (6, 4)).save(tmp_path / name)
-        assert not has_deep_values(str(tmp_path / name))
+        assert file_facts(str(tmp_path / name)).values == "8 bits"
         assert isinstance(read(tmp_path, name), Image.Image)
     write(tmp_path, np.zeros((4, 6, 3), np.uint8), photometric="minisblack", planarconfig="contig")
-    assert not has_deep_values(str(tmp_path / "a.tif"))  # which Pillow cannot read
+    assert file_facts(str(tmp_path / "a.tif")).values == "8 bits"
 
 
 @pytest.mark.parametrize("bands", [1, 3])

@@ -1,26 +1,53 @@
 """Tables of images: csv and Parquet files, with messages that name the file, the line and the column."""
 
 import csv
+import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
-from ...errors import DataError, check_regular_file, needs
+from ...errors import DataError, ImageReadError, check_regular_file, needs
 from ..domains import normalized
-from .images import exif_place
-from .rasters import is_placed, is_raster, open_raster, places_of
+from .images import exif_place, is_raster_file
+from .rasters import is_placed, open_raster, places_of
 
 SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
+MAX_COMPARED = 32  # coordinates that are compared with those of the images
+FAR = 100.0  # km
+# What R, pandas and spreadsheets write for an empty field; those that pandas.read_csv reads as missing
+_MISSING = {
+    "",
+    "#N/A",
+    "#N/A N/A",
+    "#NA",
+    "<NA>",
+    "N/A",
+    "NA",
+    "NULL",
+    "NaN",
+    "Nan",
+    "None",
+    "n/a",
+    "nan",
+    "null",
+    "-nan",
+    "-NaN",
+}
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NAME_IN_LINE_1 = "name them in line 1, separated by commas, semicolons or tabs"
+
+_LOGGER = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -73,7 +100,11 @@ class Table(dict[str, Sequence[str]]):
         """Reads every row's coordinates as `dtype` (N, 2), longitude first. "nan" in both columns means unknown."""
         longitude = self.parsed("lon", partial(_within, 180.0), "degrees in -180..180, or nan where unknown")
         expected = "degrees in -90..90, or nan where unknown; are longitude and latitude swapped?"
-        return np.array([longitude, self.parsed("lat", partial(_within, 90.0), expected)], dtype=dtype).T
+        places = np.array([longitude, self.parsed("lat", partial(_within, 90.0), expected)], dtype=dtype).T
+        if zeros := int((places == 0).all(axis=1).sum()):
+            text = "%r: %d rows have longitude 0 and latitude 0, in the Gulf of Guinea; write nan where unknown"
+            _LOGGER.warning(text, str(self.path), zeros)
+        return places
 
     def metadata(self, columns: Sequence[str] = (), dtype: Any = np.float32) -> np.ndarray:
         """Reads every row's coordinates and further numbers, such as a time, (N, 2 + len(columns)). "nan" is unknown.
@@ -87,14 +118,42 @@ class Table(dict[str, Sequence[str]]):
         return np.concatenate([self.coordinates(dtype), further], axis=1)
 
     def with_centers(self, paths: Sequence[str]) -> "Table":
-        """Completes the columns lon and lat, where both are empty or absent, by the centers of the GeoTIFFs."""
+        """Completes the columns lon and lat, where both are empty or absent, by the images' own places.
+
+        Raises:
+            DataError: An image has no place of its own, or one that is far from the coordinates of its row.
+        """
         if ("lon" in self) != ("lat" in self):
             raise self.error("has one of the columns lon and lat; name both in line 1, or none")
         columns = {name: list(self.get(name, [""] * len(paths))) for name in ("lon", "lat")}
+        given = list[int]()
         for row, path in enumerate(paths):
-            if not any(column[row].strip() for column in columns.values()):
-                columns["lon"][row], columns["lat"][row] = map(str, _center(self.path, path))
-        return Table(self.path, {**self, **columns}, self.lines)
+            if any(column[row].strip() for column in columns.values()):
+                given.append(row)
+            elif (place := own_place(path)) is not None:
+                columns["lon"][row], columns["lat"][row] = map(str, place.degrees)
+            else:
+                remedy = "write its lon and lat in degrees there, or nan if unknown"
+                reason = f"has no place of its own, and no coordinates in {self.path.name}"
+                raise DataError(f"image={path!r}: {reason}; {remedy}")
+        table = Table(self.path, {**self, **columns}, self.lines)
+        for row in given[:: -(-len(given) // MAX_COMPARED)] if given else ():
+            table._compare(row, own_place(paths[row]))
+        return table
+
+    def _compare(self, row: int, place: "Place | None") -> None:
+        """Refuses coordinates of a row that are far from the place that the image itself has."""
+        try:
+            longitude, latitude = float(self["lon"][row]), float(self["lat"][row])
+        except ValueError:  # refused when the column is read
+            return
+        if place is None or math.isnan(longitude):
+            return
+        distance = place.distance(longitude, latitude)
+        if distance > place.radius + FAR:
+            there = "({:.2f}, {:.2f})".format(*place.degrees)
+            where = f"line {self.lines[row]}: lon and lat are {distance:.0f} km from the image's own place {there}"
+            raise self.error(f"{where}; are longitude and latitude exchanged?")
 
 
 def read_csv(path: Path, required: Sequence[str]) -> Table:
@@ -113,13 +172,16 @@ def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> 
         check_regular_file(path)
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            separator = max(SEPARATORS, key=file.readline().count)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=separator)
-            if not (header := next(reader, [])):
-                raise DataError(f"{str(path)!r}: line 1 is empty; write the names of the columns there")
+            first, skipped = file.readline(), 0
+            while first.startswith("#") or re.fullmatch(r"sep=.", first.strip()):  # comments, and Excel's hint
+                first, skipped = file.readline(), skipped + 1
+            separator = max(SEPARATORS, key=first.count)
+            reader = csv.reader(chain([first], file), delimiter=separator, skipinitialspace=True)
+            header = [name.strip() for name in next(reader, [])]
+            if not any(header):
+                raise DataError(f"{str(path)!r}: line {skipped + 1} is empty; write the names of the columns there")
             _check_header(path, header, required, _NAME_IN_LINE_1)
-            rows = _rows(path, reader, len(header))
+            rows = _rows(path, reader, len(header), skipped)
             while chunk := list(islice(rows, size)):
                 lines, fields = zip(*chunk, strict=True)
                 yield Table(path, dict(zip(header, zip(*fields, strict=True), strict=True)), lines)
@@ -130,15 +192,16 @@ def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> 
         raise DataError(f"{str(path)!r}: holds a header and no rows; add one for each image")
 
 
-def _rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line and the fields of each row."""
+def _rows(path: Path, reader: Any, width: int, skipped: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields the line and the fields of each row. `skipped` lines come before the header."""
     for row in reader:
+        line = skipped + reader.line_num
         if len(row) > width:
             remedy = "write numbers with a point, and texts that hold a comma in quotes"
-            counts = f"line {reader.line_num} has {len(row)} fields for {width} columns"
+            counts = f"line {line} has {len(row)} fields for {width} columns"
             raise DataError(f"{str(path)!r}: {counts}; {remedy}")
         if row:
-            line = reader.line_num - sum(text.count("\n") for text in row)
+            line -= sum(text.count("\n") for text in row)
             yield line, row + [""] * (width - len(row))
 
 
@@ -236,19 +299,35 @@ def _same_file(path: str, place: Callable[[str], str]) -> str:
     return normalized(os.path.join(place(folder), name))
 
 
-def _center(table: Path, path: str) -> Sequence[float] | np.ndarray:
-    """The center of a GeoTIFF, or the place of a photograph's GPS tags."""
-    if os.path.isfile(path):
-        with open(path, "rb") as file:
-            has_grid = is_raster(file.read(4))
-        if not has_grid and (place := exif_place(path)) is not None:
-            return place
-        if has_grid:
-            with open_raster(path) as raster:
-                if is_placed(raster.dataset):
-                    return places_of(raster.dataset, [raster.dataset.width / 2], [raster.dataset.height / 2])[0]
-    remedy = "write its lon and lat in degrees there, or nan if unknown"
-    raise DataError(f"image={path!r}: has no place of its own, and no coordinates in {table.name}; {remedy}")
+class Place(NamedTuple):
+    """The place of an image that its file tells."""
+
+    degrees: tuple[float, float]  # longitude and latitude
+    radius: float  # km, from the center to a corner
+
+    def distance(self, longitude: float, latitude: float) -> float:
+        """Returns the distance of a point in km, by the haversine formula."""
+        (west, south), (east, north) = np.deg2rad([self.degrees, (longitude, latitude)])
+        sides = math.sin((north - south) / 2) ** 2
+        sides += math.cos(south) * math.cos(north) * math.sin((east - west) / 2) ** 2
+        return 2 * 6371.0 * math.asin(min(1.0, math.sqrt(sides)))
+
+
+def own_place(path: str) -> Place | None:
+    """Returns the center of a GeoTIFF, or the place of a photograph's GPS tags; None of other files."""
+    try:
+        if not is_raster_file(path):
+            degrees = exif_place(path)
+            return None if degrees is None else Place(degrees, 0.0)
+        with open_raster(path) as raster:
+            width, height = raster.dataset.width, raster.dataset.height
+            if not is_placed(raster.dataset):
+                return None
+            center, corner = places_of(raster.dataset, [width / 2, 0], [height / 2, 0]).tolist()
+    except (OSError, ImageReadError, UnidentifiedImageError):  # a damaged image is refused when it is read
+        return None
+    place = Place((center[0], center[1]), 0.0)
+    return place._replace(radius=np.nan_to_num(place.distance(*corner)))
 
 
 # Parsers of fields
@@ -256,7 +335,7 @@ def _center(table: Path, path: str) -> Sequence[float] | np.ndarray:
 
 def name_of_field(text: str) -> str:
     """Accepts names, and no missing one. Returns their composed form."""
-    if text.casefold() == "nan":  # what other programs write for an empty field
+    if text in _MISSING:
         raise ValueError(text)
     return normalized(text)
 

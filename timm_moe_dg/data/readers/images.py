@@ -6,7 +6,7 @@ profiles (ICC) are not applied, as in torchvision's ImageFolder.
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
@@ -14,13 +14,25 @@ from torch import Tensor
 
 from ...errors import ImageReadError, MissingDependencyError, check_regular_file
 from ..bands import RGB, Bands
-from .rasters import REPAIR, Pixels, is_raster, open_raster, scaled, turned, warn_of_bands, warn_once
+from .rasters import (
+    EIGHT_BIT,
+    REPAIR,
+    WHOLE,
+    Pixels,
+    check_kind,
+    is_raster,
+    open_raster,
+    scaled,
+    turned,
+    warn_of_bands,
+    warn_once,
+)
 
 Transform: TypeAlias = Callable[[Pixels], Tensor]
 Source: TypeAlias = str | BinaryIO
 _EXTERNAL = ("EPS",)  # formats whose decoder starts another program (Ghostscript), whatever the file's extension
 _WITHOUT_IMAGES = ("MPEG",)  # formats that Pillow identifies and cannot decode
-_EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _WHOLE_MODES = ("L", "LA", "RGB", "RGBA")  # 8-bit modes whose values are those in the file
 _STRETCHED_PERCENTILES = (2, 98)
 MANY_TIMES = 16  # sides of a network's input, from which details are lost; photographs of telephones have fewer
@@ -43,9 +55,14 @@ def image_extensions() -> tuple[str, ...]:
     return tuple(sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable))
 
 
+def is_raster_file(source: Source) -> bool:
+    """Whether GDAL reads a file, see `rasters.is_raster`."""
+    return is_raster(_head(source, 4))
+
+
 def is_eight_bit(image: Image.Image, source: Source) -> bool:
     """Whether RGB of 8 bits holds all bits of an open file."""
-    if image.mode not in _EIGHT_BIT:
+    if image.mode not in _MODES:
         return False
     if image.format == "AVIF":  # which Pillow reduces; flags behind this marker tell the depth
         _, marker, flags = _head(source, 1 << 20).partition(b"av1C")
@@ -81,7 +98,7 @@ def read_pixels(
     try:
         if file is None:
             check_regular_file(path)
-        if is_raster(_head(file or path, 4)):
+        if is_raster_file(file or path):
             with open_raster(path, file=file) as raster:
                 return raster.pixels(bands)
         with Image.open(file or path, formats=decoders()) as image:
@@ -118,23 +135,33 @@ def warn_if_squeezed(path: str, pixels: Pixels, view: Tensor) -> None:
         warn_once(path, f"{remark}, and is squeezed to it: cut scenes into tiles, or raise --img-size", "squeezed")
 
 
-def has_deep_values(path: str) -> bool:
-    """Whether a file has other values than 8-bit ones, by its first bytes. False if it cannot be opened."""
+class FileFacts(NamedTuple):
+    """What the first bytes of an image file say."""
+
+    values: str  # a kind of values, see `rasters`
+    band_names: tuple[str, ...] = ()  # the descriptions of bands; "" for none
+
+
+def file_facts(path: str) -> FileFacts | None:
+    """Reads the kind of values and the names of bands of a file; None if it cannot be opened."""
     try:
         check_regular_file(path)
-        if is_raster(_head(path, 4)):
+        if is_raster_file(path):
             with open_raster(path) as raster:
-                return raster.is_deep
+                return FileFacts(raster.value_kind, tuple(text or "" for text in raster.dataset.descriptions))
         with Image.open(path, formats=decoders()) as image:
-            return not is_eight_bit(image, path)
+            return FileFacts(EIGHT_BIT if is_eight_bit(image, path) else WHOLE)
     except Exception:  # the image is refused when it is read
-        return False
+        return None
 
 
 def exif_place(path: str) -> tuple[float, float] | None:
     """Returns longitude and latitude in degrees of a photograph's GPS tags; None without them."""
     with Image.open(path, formats=decoders()) as image:
-        tags = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
+        try:
+            tags = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
+        except Exception:  # damaged tags, of many classes
+            return None
     degrees = []
     for value, reference, negative in ((4, 3, "W"), (2, 1, "S")):
         if not (value in tags and reference in tags):
@@ -154,6 +181,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bit(path: str, image: Image.Image, bands: Bands, orientation: int) -> Pixels:
+    check_kind(EIGHT_BIT, bands, "image", path)
     image.load()
     if not bands.is_rgb:
         if image.mode not in _WHOLE_MODES:

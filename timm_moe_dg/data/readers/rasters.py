@@ -26,6 +26,8 @@ from ..bands import RGB, Bands, describes_rgb
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 REPAIR = "repair or remove the file, or give --skip-unreadable"
 MOST_MISSING = 0.5  # share of a band's pixels
+# Kinds of values: of 8 bits, whole numbers, floating-point numbers, and numbers with a scale or an offset
+EIGHT_BIT, WHOLE, REAL, STATED = "8 bits", "whole", "real", "stated"
 _LARGEST_VALUE = 1e30  # beyond are only markers of missing data, such as -3.4e38
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # The first bytes of files, and GDAL's drivers for them. Its other formats, such as VRT, may name further files
@@ -118,7 +120,8 @@ def _pages(file: BinaryIO) -> list[dict[int, Any]]:
     header = file.read(16)
     if header[:4] not in _TIFF_STARTS:
         return []
-    tags, pages, places = ImageFileDirectory_v2(header if header[2:4] in (b"+\0", b"\0+") else header[:8]), [], set()
+    tags = ImageFileDirectory_v2(header if header[2:4] in (b"+\0", b"\0+") else header[:8])
+    pages, places = list[dict[int, Any]](), set[int]()
     while tags.next and tags.next not in places and len(pages) < _MOST_PAGES:
         places.add(tags.next)
         file.seek(tags.next)
@@ -174,9 +177,12 @@ class Raster:
         return self.dataset.tags(ns="IMAGE_STRUCTURE").get("SOURCE_COLOR_SPACE")
 
     @property
-    def is_deep(self) -> bool:
-        """Whether RGB of 8 bits does not hold all values."""
-        return self.dataset.dtypes[0] != "uint8" or self.states_scale
+    def value_kind(self) -> str:
+        """What the values are: `EIGHT_BIT`, `WHOLE`, `REAL` or `STATED`."""
+        dtype = np.dtype(self.dataset.dtypes[0])
+        if self.states_scale:
+            return STATED
+        return REAL if dtype.kind == "f" else EIGHT_BIT if dtype == np.uint8 else WHOLE
 
     @property
     def band_names(self) -> list[str]:
@@ -196,6 +202,7 @@ class Raster:
             ImageReadError: The file has other bands.
         """
         count = len(self.opaque)
+        check_kind(self.value_kind, bands, self.argument, self.path)
         if bands.is_rgb:
             has_colors = [color.name for color in self.dataset.colorinterp[:RGB]] == ["red", "green", "blue"]
             if count not in (1, RGB) and not (count == RGB + 1 and has_colors):
@@ -249,7 +256,8 @@ class Raster:
             values = 2**self._bits - 1 - values
         if self._bits < 8 and not self._is_palette:
             values = (values.astype(np.uint16) * 255 // (2**self._bits - 1)).astype(np.uint8)
-        is_stated = self.states_scale and not (bands.is_rgb and self._is_palette)  # codes of colors have none
+        is_code = bands.is_rgb and self._is_palette  # of a color, and no value
+        is_stated = self.states_scale and bands.physical is not False and not is_code
         if bands.is_rgb and values.dtype == np.uint8 and missing is None and not is_stated:
             return Image.fromarray(
                 np.ascontiguousarray(np.repeat(values, RGB // len(values), axis=0).transpose(1, 2, 0))
@@ -342,6 +350,19 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
     rows = -1 if orientation in (3, 4, 7, 8) else 1
     columns = -1 if orientation in (2, 3, 6, 7) else 1
     return values[:, ::rows, ::columns]
+
+
+def check_kind(kind: str, bands: Bands, argument: str, path: str) -> None:
+    """Refuses whole numbers without a scale if the training images stated one, and warns of the opposite."""
+    if bands.physical and kind in (EIGHT_BIT, WHOLE):
+        remedy = (
+            "set them as in the training images, by gdal_edit -a_scale and -a_offset, or convert it to real numbers"
+        )
+        raise ImageReadError(
+            f"{argument}={path!r}: states no scale of its values, and the training images did; {remedy}"
+        )
+    if bands.physical is False and kind == STATED:
+        warn_once(path, "states a scale, which the training images did not: its stored values are read", STATED)
 
 
 def too_many(bands: int) -> str:
