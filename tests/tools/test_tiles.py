@@ -32,7 +32,6 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"white": 1}, "scene.tif': .*white"),
         ({"crs": None}, r"scene.tif': .*\(CRS\)"),
         ({"labels": [("a", (500, 500, 600, 600))]}, "labels=.*--cover"),
         ({"words": ["--size", "97"]}, "size=97"),
@@ -44,8 +43,7 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(tmp_path):
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, change, message):
     place = {"crs": None, "transform": None} if "crs" in change else {}
-    place |= {"photometric": "miniswhite"} if "white" in change else {}
-    scene = write_scene(tmp_path / "scene.tif", halves()[: change.get("white")], **place)
+    scene = write_scene(tmp_path / "scene.tif", halves(), **place)
     labels = write_labels(tmp_path / "labels.geojson", change.get("labels", WHOLE))
     if "text" in change:
         labels.write_text(change["text"])
