@@ -6,16 +6,28 @@ from dataclasses import replace
 import datasets
 import numpy as np
 import pytest
+import rasterio
 import torch
 from PIL import Image
 
 from tests.band_files import band_folder
-from tests.data.files import write_csv
+from tests.data.files import write_csv, write_image
 from tests.data.readers.test_hub_data import write as write_hub
 from timm_moe_dg.data import Domain, Split, check_readable, drop_unreadable, get_benchmark
-from timm_moe_dg.data.inspection import band_statistics, difference, fingerprint, same_images, short, with_readable
+from timm_moe_dg.data.bands import Bands
+from timm_moe_dg.data.domains import FileDomain
+from timm_moe_dg.data.inspection import (
+    band_statistics,
+    difference,
+    fingerprint,
+    same_images,
+    short,
+    warn_of_copies,
+    with_decided_values,
+    with_readable,
+)
 from timm_moe_dg.data.readers.digits import CLASSES, DigitsDomain
-from timm_moe_dg.errors import DataError, ImageReadError
+from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
 
 
 class Toy(Domain[int]):
@@ -234,3 +246,49 @@ def test_images_that_cannot_be_read_count_where_they_were_left_out(tmp_path):
     assert with_readable(whole, domains) == whole
     tables = [with_readable(whole, [domains[0].without([gone]), domains[1]])[0]["readable"] for gone in range(2)]
     assert tables[0] != tables[1]
+
+
+def band_files(folder, *names, scale=None, dtype="uint16"):
+    """A domain of GeoTIFFs, one for each description of its two bands."""
+    paths = []
+    for number, described in enumerate(names):
+        paths.append(str(folder / f"{number}.tif"))
+        with rasterio.open(paths[-1], "w", driver="GTiff", count=2, height=8, width=8, dtype=dtype) as file:
+            file.write(np.full((2, 8, 8), 7, dtype))
+            file.descriptions = described
+            if scale and number in scale:
+                file.scales = [1e-4, 1e-4]
+    return FileDomain("a", ("x",), [0] * len(paths), paths, bands=Bands(2))
+
+
+def test_bands_in_different_orders_need_names(tmp_path):
+    domain = band_files(tmp_path, ("B02", "B03"), ("B03", "B02"), ("B02", "B03"))
+    with pytest.raises(ArgumentError, match=r"in_chans=2: .*1.tif.*--bands"):
+        with_decided_values([domain], domain.bands)
+    with_decided_values([domain], Bands.of(("sentinel2:B02", "sentinel2:B03")))
+
+
+@pytest.mark.parametrize(("scale", "dtype", "physical"), [((0, 1), "uint16", True), ((), "uint16", False)])
+def test_values_follow_the_scale_of_training_images(tmp_path, scale, dtype, physical):
+    (domain,) = with_decided_values([band_files(tmp_path, ("", ""), ("", ""), scale=scale, dtype=dtype)], Bands(2))
+    assert domain.bands.physical is physical
+    np.testing.assert_allclose(domain.pixels(0), 7e-4 if physical else 7 / 65535, rtol=1e-6)
+
+
+def test_files_with_and_without_a_scale_do_not_mix(tmp_path):
+    with pytest.raises(DataError, match=r"1 of 3 files .* state a scale, such as '.*1.tif', and 2 none"):
+        with_decided_values([band_files(tmp_path, *[("", "")] * 3, scale=(1,))], Bands(2))
+
+
+def test_copies_of_training_images_in_held_out_domains_are_counted(tmp_path, caplog):
+    domains = []
+    for name, grays in (("a", (1, 2, 3)), ("b", (4, 5)), ("held", (2, 3, 9))):
+        for gray in grays:
+            write_image(tmp_path / name / f"{gray}.png", gray)
+        paths = sorted(map(str, (tmp_path / name).iterdir()))
+        domains.append(FileDomain(name, ("x",), [0] * len(paths), paths))
+    warn_of_copies(domains, {2})
+    assert "2 images of held-out domains are copies of training images" in caplog.text
+    caplog.clear()
+    warn_of_copies(domains, {1})
+    assert not caplog.text

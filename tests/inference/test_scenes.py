@@ -12,6 +12,7 @@ from tests.geo_files import halves, write_scene
 from tests.load_tool import load_tool
 from tests.models.cases import randomize
 from tests.saved_run import SMALL
+from tests.storage.test_files import full_disk
 from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.data.readers import rasters
@@ -253,6 +254,30 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(moge, gmoe, mistaken, sc
     with pytest.raises(SystemExit, match=message):
         predict(moge, mistaken / f"{scene}.tif", mistaken / "map.tif", *words)
     assert {path: path.read_bytes() for path in mistaken.iterdir()} == before
+
+
+def test_a_map_that_does_not_fit_the_disk_is_one_sentence(gmoe, tmp_path):
+    scene = write_scene(tmp_path / "scene.tif", halves(480, 480)[:3])
+    with pytest.raises(SystemExit, match=r"output=.*map\.tif.*cannot be written") as caught, full_disk(3000):
+        predict(gmoe, scene, tmp_path / "map.tif")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["scene.tif"]
+
+
+def test_windows_beyond_the_memory_are_refused_first(gmoe, tmp_path):
+    size = {"height": 60_000, "width": 60_000, "count": 3, "dtype": "uint8", "tiled": True, "sparse_ok": True}
+    with rasterio.open(tmp_path / "scene.tif", "w", driver="GTiff", **size):
+        pass
+    with pytest.raises(SystemExit, match=r"window=50000: needs about .* GB"):
+        predict(gmoe, tmp_path / "scene.tif", tmp_path / "map.tif", "--window", 50_000)
+
+
+def test_a_scene_of_other_values_than_the_training_images_is_noticed(moge, tmp_path, caplog):
+    values = halves(48, 48)[:4]
+    predict(moge, write_scene(tmp_path / "a.tif", values), tmp_path / "map.tif")
+    assert "the means of its bands" not in caplog.text
+    predict(moge, write_scene(tmp_path / "b.tif", values.astype(np.float32)), tmp_path / "map.tif", "--force")
+    assert "b.tif': the means of its bands are" in caplog.text
 
 
 def test_options_of_scenes_need_a_window(gmoe):

@@ -279,7 +279,7 @@ def read_config(path: Path) -> Config:
     checks = {
         "architecture": (isinstance(config.get("architecture"), str), "a model's name"),
         "model_args": (isinstance(config.get("model_args", {}), dict), "a table"),
-        "pretrained_cfg": (isinstance(config.get("pretrained_cfg", {}), dict), "a table"),
+        "pretrained_cfg": (_is_preprocessing(config.get("pretrained_cfg", {})), "a table with numbers as mean and std"),
         "label_names": (_are_names(config.get("label_names")), "a list of class names, or a table of them by position"),
         "bands": (config.get("bands") is None or _are_bands(config["bands"]), "a list of the bands' full names"),
         "physical_values": (config.get("physical_values") in (None, True, False), "true or false"),
@@ -327,6 +327,15 @@ def refuse_ensemble(folder: Path) -> None:
 
 def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{str(path)!r}: {reason}; give a folder or repository that timm's save_for_hf wrote")
+
+
+def _is_preprocessing(settings: object) -> bool:
+    if not isinstance(settings, dict):
+        return False
+    statistics = [settings[name] for name in ("mean", "std") if settings.get(name) is not None]
+    return all(
+        isinstance(values, list) and all(isinstance(value, int | float) for value in values) for values in statistics
+    )
 
 
 def _are_names(names: object) -> bool:

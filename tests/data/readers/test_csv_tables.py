@@ -216,3 +216,69 @@ def test_a_file_without_georeference_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rasterio", None)
     with pytest.raises(MissingDependencyError, match=r"rasterio.*timm_moe_dg\[geo\]"):
         get_benchmark("place_folder").read(tmp_path)
+
+
+def places(folder, rows):
+    write_csv(folder / "metadata.csv", [{"label": "a", "split": "train", "group": "g", **row} for row in rows])
+    return get_benchmark("place_folder").read(folder, evaluating=True)
+
+
+def test_coordinates_far_from_the_image_s_own_place_are_refused(tmp_path):
+    for row, (crs, transform) in enumerate(SYSTEMS.items()):
+        write_scene(tmp_path / f"{row}.tif", VALUES, crs=crs, transform=transform)
+    near = [{"path": f"{row}.tif", "lon": 9.5, "lat": 0.5} for row in range(3)]
+    assert len(places(tmp_path, near)) == 1
+    with pytest.raises(DataError, match=r"line 3: .* own place \(9\.00, .*exchanged"):
+        places(tmp_path, [near[0], {**near[1], "lon": 0.5, "lat": 9.5}])
+
+
+def gps(longitude, latitude):
+    """EXIF with degrees, minutes and seconds."""
+    exif = Image.Exif()
+    tags = exif.get_ifd(0x8825)
+    for place, value, names in ((2, latitude, "NS"), (4, longitude, "EW")):
+        size = abs(value)
+        tags[place - 1] = names[value < 0]
+        tags[place] = (int(size), int(size * 60 % 60), round(size * 3600 % 60, 4))
+    return exif
+
+
+def test_photographs_have_the_place_of_their_tags(tmp_path):
+    expected = [(13.4, 52.52), (-58.38, -34.6)]
+    for row, place in enumerate(expected):
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{row}.jpg", exif=gps(*place))
+    (domain,) = places(tmp_path, [{"path": f"{row}.jpg"} for row in range(2)])
+    np.testing.assert_allclose(domain.metadata, expected, atol=1e-4)
+    with pytest.raises(DataError, match="exchanged"):
+        places(tmp_path, [{"path": "0.jpg", "lon": 52.52, "lat": 13.4}])
+
+
+def test_places_at_zero_are_noticed(tmp_path, caplog):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    places(tmp_path, [{"path": "a.png", "lon": 0, "lat": 0}])
+    assert "1 rows have longitude 0 and latitude 0" in caplog.text
+
+
+@pytest.mark.parametrize("column", ["label", "group"])
+@pytest.mark.parametrize("word", ["NA", "N/A", "#N/A", "NULL", "None", "nan", "<NA>"])
+def test_words_for_a_missing_value_are_no_names(tmp_path, column, word):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=rf"column '{column}' is .*{word}.*lines 2"):
+        places(tmp_path, [{"path": "a.png", "lon": 1, "lat": 1, column: word}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sep=;\npath;label\na.png;x\n",
+        "# cut in 2024\n# by hand\npath,label\na.png,x\n",
+        "path, label\na.png, x\n",
+        "\ufeffsep=,\r\npath,label\r\na.png,x\r\n",
+        "path\tlabel\na.png\tx\n",
+    ],
+)
+def test_lines_before_the_header_and_spaces_after_separators_are_skipped(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    table = read_csv(tmp_path / "a.csv", ["path", "label"])
+    assert dict(table) == {"path": ("a.png",), "label": ("x",)}
+    assert list(table.lines) == [text.count("\n")]

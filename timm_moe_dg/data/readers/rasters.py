@@ -97,7 +97,7 @@ def open_raster(path: str, argument: str = "image", file: BinaryIO | None = None
             raster = Raster(dataset, path, argument, pages[page] if pages else {})
         except Exception as error:  # Pillow's reader of tags raises any class
             reason = getattr(error, "strerror", None) or error
-            remedy = "convert it to TIFF" if os.path.isfile(path) or file else "give a TIFF file"
+            remedy = "copy it again if it was cut short, or convert it"
             raise ImageReadError(f"{argument}={path!r}: cannot be decoded ({reason}); {remedy}") from error
         if sum(not _is_reduced(tags) for tags in pages) > 1:
             warn_once(path, "holds several images, of which the first is read", "TIFF")
