@@ -268,11 +268,14 @@ def test_bands_in_different_orders_need_names(tmp_path):
     with_decided_values([domain], Bands.of(("sentinel2:B02", "sentinel2:B03")))
 
 
-@pytest.mark.parametrize(("scale", "dtype", "physical"), [((0, 1), "uint16", True), ((), "uint16", False)])
+@pytest.mark.parametrize(
+    ("scale", "dtype", "physical"), [((0, 1), "uint16", True), ((), "float32", True), ((), "uint16", False)]
+)
 def test_values_follow_the_scale_of_training_images(tmp_path, scale, dtype, physical):
     (domain,) = with_decided_values([band_files(tmp_path, ("", ""), ("", ""), scale=scale, dtype=dtype)], Bands(2))
     assert domain.bands.physical is physical
-    np.testing.assert_allclose(domain.pixels(0), 7e-4 if physical else 7 / 65535, rtol=1e-6)
+    expected = 7e-4 if scale else 7.0 if physical else 7 / 65535
+    np.testing.assert_allclose(domain.pixels(0), expected, rtol=1e-6)
 
 
 def test_files_with_and_without_a_scale_do_not_mix(tmp_path):

@@ -39,7 +39,7 @@ class Bands:
 
     count: int
     names: tuple[str, ...] = ()
-    # Whether values follow the scale and offset that files state; None as long as no training images decided it
+    # Whether values are physical, by real numbers or a stated scale; None as long as no training images decided it
     physical: bool | None = field(default=None, compare=False)
 
     @classmethod

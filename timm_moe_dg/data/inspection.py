@@ -181,7 +181,7 @@ def _is_deep(domain: Domain, position: int) -> bool:
 
 
 def with_decided_values(domains: Sequence[Domain], bands: Bands) -> list[Domain]:
-    """Decides by some files of each domain whether values follow the scales that files state.
+    """Decides by some files of each domain whether values are physical: real numbers, or follow a stated scale.
 
     Raises:
         DataError: Some files of whole numbers state a scale, and others none.
@@ -203,7 +203,8 @@ def with_decided_values(domains: Sequence[Domain], bands: Bands) -> list[Domain]
         listed = f"{one!r} has {', '.join(first)}, and {other!r} {', '.join(second)}"
         remedy = f"files name their bands in different orders: {listed}; give --bands"
         raise ArgumentError.of("in_chans", bands.count, remedy)
-    return [replace(domain, bands=replace(domain.bands, physical=bool(stated))) for domain in domains]
+    is_physical = bool(facts) and not plain
+    return [replace(domain, bands=replace(domain.bands, physical=is_physical)) for domain in domains]
 
 
 def _moments(pixels: Pixels) -> tuple[np.ndarray, ...]:

@@ -199,7 +199,7 @@ def test_files_follow_what_the_training_images_stated(tmp_path, caplog):
     reflectance = np.full((5, HEIGHT, WIDTH), 0.2086)
     stated = str(encoded(tmp_path / "a.tif", reflectance, 1e-4, 0.0))
     plain = str(encoded(tmp_path / "b.tif", reflectance, 1e-4, 0.0, states=False))
-    with pytest.raises(ImageReadError, match=r"b.tif': states no scale"):
+    with pytest.raises(ImageReadError, match=r"b.tif': holds whole numbers without a scale"):
         read_pixels(plain, Bands(5, physical=True))
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=True)), 0.2086, rtol=1e-6)
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=False)), 2086 / 65535, rtol=1e-6)

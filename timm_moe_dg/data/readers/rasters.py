@@ -353,14 +353,11 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def check_kind(kind: str, bands: Bands, argument: str, path: str) -> None:
-    """Refuses whole numbers without a scale if the training images stated one, and warns of the opposite."""
+    """Refuses whole numbers without a scale if the training images were physical, and warns of the opposite."""
     if bands.physical and kind in (EIGHT_BIT, WHOLE):
-        remedy = (
-            "set them as in the training images, by gdal_edit -a_scale and -a_offset, or convert it to real numbers"
-        )
-        raise ImageReadError(
-            f"{argument}={path!r}: states no scale of its values, and the training images did; {remedy}"
-        )
+        text = "holds whole numbers without a scale, and the training images were physical values"
+        remedy = "state it by gdal_edit -a_scale and -a_offset, or convert it to real numbers"
+        raise ImageReadError(f"{argument}={path!r}: {text}; {remedy}")
     if bands.physical is False and kind == STATED:
         warn_once(path, "states a scale, which the training images did not: its stored values are read", STATED)
 
