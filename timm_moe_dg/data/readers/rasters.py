@@ -191,6 +191,12 @@ class Raster:
         return [text or color for text, color in zip(self.dataset.descriptions, colors, strict=True)]
 
     @property
+    def has_mask(self) -> bool:
+        """Whether the file has a mask of its pixels, or one beside it."""
+        flags, kinds = import_rasterio().enums.MaskFlags, self.dataset.mask_flag_enums[0]
+        return flags.per_dataset in kinds and flags.alpha not in kinds
+
+    @property
     def opaque(self) -> range:
         """The positions of all bands but transparency."""
         return range(self.dataset.count - (self.alpha is not None))
@@ -225,12 +231,10 @@ class Raster:
         These are nodata values, numbers that are not finite, and pixels that a mask or transparency hides. GDAL also
         finds the first two of them in files beside the image (.msk, .aux.xml). None if there are none.
         """
-        flags = import_rasterio().enums.MaskFlags
         with reading(self.path, self.argument):
             values = self.dataset.read([position + 1 for position in positions], window=window)
             missing = np.zeros(values.shape, bool)
-            kinds = self.dataset.mask_flag_enums[0]
-            if flags.per_dataset in kinds and flags.alpha not in kinds:
+            if self.has_mask:
                 missing |= self.dataset.read_masks(1, window=window) == 0
             if self.alpha is not None and self.alpha not in positions:
                 missing |= self.dataset.read(self.alpha + 1, window=window) == 0
@@ -249,8 +253,8 @@ class Raster:
     ) -> Pixels:
         """Turns values of `read` into an RGB image of 8 bits, or float32 (bands, height, width) with NaN if missing."""
         if bands.is_rgb and self._is_palette:
-            colors = self.dataset.colormap(1)
-            table = np.array([colors.get(code, (0, 0, 0))[:RGB] for code in range(256)], np.uint8)
+            palette = self.dataset.colormap(1)
+            table = np.array([palette.get(code, (0, 0, 0))[:RGB] for code in range(256)], np.uint8)
             values = table[values[0]].transpose(2, 0, 1)
         elif self._photometric == _WHITE_IS_ZERO and values.dtype.kind == "u":
             values = 2**self._bits - 1 - values
@@ -259,13 +263,10 @@ class Raster:
         is_code = bands.is_rgb and self._is_palette  # of a color, and no value
         is_stated = self.states_scale and bands.physical is not False and not is_code
         if bands.is_rgb and values.dtype == np.uint8 and missing is None and not is_stated:
-            return Image.fromarray(
-                np.ascontiguousarray(np.repeat(values, RGB // len(values), axis=0).transpose(1, 2, 0))
-            )
-        scales, offsets = (
-            np.array(numbers)[list(positions)] for numbers in (self.dataset.scales, self.dataset.offsets)
-        )
-        numbers = scaled(values, missing, (scales, offsets) if is_stated else None)
+            colors = np.repeat(values, RGB // len(values), axis=0)
+            return Image.fromarray(np.ascontiguousarray(colors.transpose(1, 2, 0)))
+        factors = [np.array(given)[list(positions)] for given in (self.dataset.scales, self.dataset.offsets)]
+        numbers = scaled(values, missing, factors if is_stated else None)
         if not bands.is_rgb:
             return numbers
         if values.dtype != np.uint8:
@@ -275,8 +276,6 @@ class Raster:
     def copy(self, window: Any) -> bytes:
         """Returns a window as a GeoTIFF with the values, names, colors, scales and mask that the file has there."""
         rasterio, source = import_rasterio(), self.dataset
-        kinds, flags = source.mask_flag_enums[0], rasterio.enums.MaskFlags
-        has_mask = flags.per_dataset in kinds and flags.alpha not in kinds
         profile = {"driver": "GTiff", "dtype": source.dtypes[0], "nodata": source.nodata, "crs": source.crs}
         profile |= {"count": source.count, "height": window.height, "width": window.width, "compress": "deflate"}
         if self._bits < 8:
@@ -292,7 +291,7 @@ class Raster:
                     tile.write_colormap(1, source.colormap(1))
                 tile.write(source.read(window=window))
                 tile.descriptions, tile.scales, tile.offsets = source.descriptions, source.scales, source.offsets
-                if has_mask:
+                if self.has_mask:
                     tile.write_mask(source.read_masks(1, window=window))
             return memory.read()
 
@@ -311,11 +310,9 @@ class Raster:
             band = int(missing.mean(axis=(1, 2)).argmax())  # type: ignore[union-attr]
             text = f"{share:.0%} of band {band + 1} are without data (nodata); {REPAIR}"
             raise ImageReadError(f"{self.argument}={self.path!r}: {text}")
-        values, missing = (
-            turned(values, self.orientation),
-            missing if missing is None else turned(missing, self.orientation),
-        )
-        return self.converted(values, missing, bands, positions)
+        if missing is not None:
+            missing = turned(missing, self.orientation)
+        return self.converted(turned(values, self.orientation), missing, bands, positions)
 
 
 def missing_share(missing: np.ndarray | None) -> float:
@@ -324,7 +321,7 @@ def missing_share(missing: np.ndarray | None) -> float:
 
 
 def scaled(
-    values: np.ndarray, missing: np.ndarray | None = None, factors: tuple[np.ndarray, np.ndarray] | None = None
+    values: np.ndarray, missing: np.ndarray | None = None, factors: Sequence[np.ndarray] | None = None
 ) -> Tensor:
     """Scales (bands, height, width) to float32, with NaN at `missing` values, which transforms turn into the mean.
 
