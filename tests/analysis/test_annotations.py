@@ -9,7 +9,6 @@ from timm_moe_dg.analysis.annotations import (
     AnnotatedDomain,
     area_members,
     middles,
-    nearest_patches,
     patch_centers,
     point_members,
     read_cub,
@@ -94,13 +93,13 @@ def test_centers_run_in_rows():
 
 def test_the_nearest_nine_by_hand():
     """14 x 14 patches of 16 pixels: at a center a 3 x 3 block; in a corner the nine of its quarter disc."""
-    centers = patch_centers((14, 14), (224, 224))
-    block = nearest_patches(torch.tensor([5 * 16 + 8.0, 3 * 16 + 8.0]), centers)
-    assert block[0] == 3 * 14 + 5
-    assert sorted(block.tolist()) == sorted(r * 14 + c for r in (2, 3, 4) for c in (4, 5, 6))
-    corner = nearest_patches(torch.tensor([0.0, 0.0]), centers)
+    points, box = torch.tensor([[[5 * 16 + 8.0, 3 * 16 + 8.0], [0.0, 0.0]]]), torch.tensor([[0.0, 0.0, 224.0, 224.0]])
+    members = point_members(points, torch.ones(1, 2).bool(), box, patch_centers((14, 14), (224, 224)))
+    block, corner, _ = ([int(index) for index in part.nonzero()] for part in members[0])
+    assert block == [r * 14 + c for r in (2, 3, 4) for c in (4, 5, 6)]
     squares = {r * 14 + c: (16 * c + 8) ** 2 + (16 * r + 8) ** 2 for r in range(14) for c in range(14)}
-    assert corner.tolist() == sorted(squares, key=lambda index: (squares[index], index))[:9]  # ties: the lower index
+    nearest = sorted(squares, key=lambda index: (squares[index], index))[:9]  # ties: the lower index
+    assert corner == sorted(nearest)
 
 
 def test_points_count_where_they_are_visible_and_the_rest_of_the_box_is_no_background():

@@ -110,21 +110,16 @@ def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
     return torch.cartesian_prod(y, x).flip(-1).view(-1, 2)
 
 
-def nearest_patches(points: Tensor, centers: Tensor, number: int = NUM_NEAREST) -> Tensor:
-    """Indices of the patches (N, 2) nearest to each point (..., 2), x and y: int64 (..., number), nearest first."""
-    squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
-    # A stable sort: of equally near patches, the lower index comes first
-    return squares.sort(dim=-1, stable=True).indices[..., :number]
-
-
 def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor) -> Tensor:
     """Assigns patches to parts that are points, the nearest nine to each, and to the background outside of the box.
 
     Coordinates are in pixels of the model's input: points (B, P, 2) x and y, boxes (B, 4) left, top, width and height,
     centers (N, 2). The result is bool (B, P + 1, N), the background last. A patch can count for several parts.
     """
-    nearest = nearest_patches(points, centers)
-    parts = torch.zeros(*nearest.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, nearest, True)
+    squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
+    # A stable sort: of equally near patches, the lower index comes first
+    nearest = squares.sort(dim=-1, stable=True).indices[..., :NUM_NEAREST]
+    parts = torch.zeros(squares.shape, dtype=torch.bool).scatter(-1, nearest, True)
     corner, size = box[:, None, :2], box[:, None, 2:]
     outside = ((centers < corner) | (centers > corner + size)).any(-1)
     return torch.cat([parts & visible[..., None], outside[:, None]], dim=1)

@@ -22,12 +22,20 @@ from .run_view import evaluation_mode
 Batches = Iterable[Sequence[Tensor]]  # images (B, 3, H, W), targets, groups and metadata (B, ...)
 
 
-class DomainMap(NamedTuple):
-    """Discovered domains on a grid."""
+class Extent(NamedTuple):
+    """A part of the globe, in degrees."""
 
-    longitude: Tensor  # (W,) degrees, centers of the cells
-    latitude: Tensor  # (H,) degrees, centers of the cells, south to north
-    experts: Tensor  # (H, W) int64, the discovered domain of each cell; -1 where the model does not route
+    west: float
+    east: float
+    south: float
+    north: float
+
+
+class DomainMap(NamedTuple):
+    """Discovered domains on a grid of equal cells."""
+
+    extent: Extent
+    experts: Tensor  # (H, W) int64 from the south-west, the discovered domain; -1 where the model does not route
     num_experts: int  # E
     distance: Tensor | None = None  # (H, W) km to the nearest training coordinate; None if not stored
     radius: float | None = None  # km, beyond which the model does not route; None if it routes everywhere
@@ -40,8 +48,7 @@ class ExpertUsage(NamedTuple):
     selected: Tensor  # (L, E) share for which it is among the top K; rows sum to K
     weight: Tensor  # (L, E) mean weight; rows sum to 1
     num_routed: int  # images with metadata
-    num_images: int
-    blocks: tuple[int, ...] = ()  # transformer blocks that hold the layers
+    blocks: Sequence[int]  # transformer blocks that hold the layers
 
 
 class ExpertMatrix(NamedTuple):
@@ -79,18 +86,9 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
         return discovered_domains(layers[-1].router(context)._replace(routed=is_routed)).cpu()
 
 
-class Extent(NamedTuple):
-    """A part of the globe, in degrees."""
-
-    west: float
-    east: float
-    south: float
-    north: float
-
-
 WORLD = Extent(-180.0, 180.0, -90.0, 90.0)
 KM_PER_DEGREE = 111.2
-_COLUMNS, _MOST_COLUMNS = 180, 720  # cells across a map, by default and at most
+_COLUMNS, _MOST_COLUMNS = 180, 360  # cells across a map, in general and at most
 
 
 def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
@@ -115,30 +113,25 @@ def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
     return Extent(west, west + width, south, south + height)
 
 
-def cell_width(extent: Extent, radius: float | None, most: float | None = None) -> float:
-    """Returns the width of a map's cells in degrees: at most `most`, and two thirds of a coverage radius in km.
+def cell_width(extent: Extent, radius: float | None) -> float:
+    """Returns the width of a map's cells in degrees, at most two thirds of a coverage radius in km.
 
-    Wider cells would miss the places that the model routes. There are 180 cells across the map by default, and never
-    more than 720.
+    Wider cells would miss the places that the model routes. There are 180 to 360 cells across the map.
     """
     across = extent.east - extent.west
-    step = across / _COLUMNS if most is None else most
-    if radius is not None:
-        step = min(step, max(radius, 1e-3) / KM_PER_DEGREE / 1.5)
-    return max(step, across / _MOST_COLUMNS)
+    widest = math.inf if radius is None else radius / KM_PER_DEGREE / 1.5
+    return max(min(across / _COLUMNS, widest), across / _MOST_COLUMNS)
 
 
-def domain_map(model: Network, step: float = 2.0, extent: Extent = WORLD) -> DomainMap:
-    """A part of the globe in cells of at most `step` degrees, 0 to 90. Further metadata are at their training means."""
-    if not 0 < step <= 90:
-        raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
+def domain_map(model: Network, extent: Extent, step: float) -> DomainMap:
+    """A part of the globe in cells of at most `step` degrees. Further metadata are at their training means."""
     longitude, latitude = _centers(extent.west, extent.east, step), _centers(extent.south, extent.north, step)
     rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
     means = [number.mean for number in getattr(model.metadata_encoder.encoder, "numbers", ())]
     places = torch.stack([columns.flatten(), rows.flatten()], dim=1)
     metadata = torch.cat([places, torch.tensor(means).expand(len(places), -1)], dim=1)
     experts = domains_at(model, metadata).view(rows.shape)
-    domains = DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)
+    domains = DomainMap(extent, experts, geo_layers(model)[-1].experts.num_experts)
     coverage = model.metadata_encoder.coverage
     if coverage is None:
         return domains
@@ -160,9 +153,8 @@ def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
         weights_LBE = torch.stack([layer.router(context[is_routed]).probabilities for layer in layers]).cpu()
     best = nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
     shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    holders = [{*block.modules()} & {*layers} for block in getattr(model, "blocks", ())]
-    with_experts = tuple(index for index, held in enumerate(holders) if held)
-    return ExpertUsage(*shares, int(is_routed.sum()), len(metadata), with_experts)
+    with_experts = [index for index, block in enumerate(model.blocks) if {*block.modules()} & {*layers}]
+    return ExpertUsage(*shares, int(is_routed.sum()), with_experts)
 
 
 def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:

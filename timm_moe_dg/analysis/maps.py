@@ -28,22 +28,17 @@ from .run_view import Batch, ImageRows, RunView, choose_images, evaluation_mode,
 from .style import (
     GRID_SIDE,
     LEGEND_BELOW,
-    LETTER_WIDTH,
     Style,
     expert_color,
-    fitted,
     image_grid,
     line_handle,
     swatch,
-    text_size,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OPACITY = 0.55
-MAX_HEADS = 6  # attention heads in a row; labels of more are too small to read
 MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
 MARKERS = "o^sDvPX*<>"  # of parts
 
@@ -90,13 +85,11 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
-    return {
-        index: routing._replace(
-            first=torch.cat([part[index].first for part in parts]),
-            entropy=torch.cat([part[index].entropy for part in parts]),
-        )
-        for index, routing in parts[0].items()
-    }
+    joined = {}
+    for index, routing in parts[0].items():
+        first, entropy = (torch.cat([part[index][field] for part in parts]) for field in (0, 1))
+        joined[index] = routing._replace(first=first, entropy=entropy)
+    return joined
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
@@ -128,8 +121,10 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
 
     The result is (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
     """
+    if getattr(model, "cls_token", None) is None:
+        raise ArgumentError.of("model", type(model).__name__, "has no class token; give a vision transformer with one")
     # The input of the layer's dropout is the softmax of the scores, which the fused kernel does not compute
-    attention, weights = _last_attention(model), list[Tensor]()
+    attention, weights = model.blocks[-1].attn, list[Tensor]()
     fused = attention.fused_attn
     handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
     try:
@@ -143,24 +138,12 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
     return weights[-1][:, :, 0, model.num_prefix_tokens :].unflatten(-1, grid).float().cpu()
 
 
-def _last_attention(model: Network) -> Any:
-    name = type(model).__name__
-    if getattr(model, "cls_token", None) is None:
-        raise ArgumentError.of("model", name, "has no class token; give a vision transformer with one")
-    attention = getattr(model.blocks[-1], "attn", None)
-    if not hasattr(attention, "fused_attn") or not hasattr(attention, "attn_drop"):
-        remedy = "has no attention of timm's kind in its last block; give a timm vision transformer"
-        raise ArgumentError.of("model", name, remedy)
-    return attention
-
-
 def head_similarity(maps: Tensor) -> Tensor:
     """Mean cosine similarity between the maps of two different heads: (B, M, H, W) -> (B,); NaN for a single head."""
     rows = F.normalize(maps.flatten(2).double(), dim=-1)
     cosines = rows @ rows.transpose(1, 2)
-    heads = maps.shape[1]
-    off_diagonal = cosines.sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).sum(-1)
-    return off_diagonal / (heads * (heads - 1)) if heads > 1 else torch.full_like(off_diagonal, float("nan"))
+    first, second = torch.triu_indices(maps.shape[1], maps.shape[1], offset=1)
+    return cosines[:, first, second].mean(1)
 
 
 def draw_experts(
@@ -185,7 +168,7 @@ def draw_experts(
     maps = routing_maps_of(view.model, _batches(view, rows))
     first, entropy, num_experts = maps[block]
     places = places_of_parts(view, rows, parts, (first.shape[1], first.shape[2]), cub) if parts else ()
-    plot_expert_maps(_photographs(rows, first, places), num_experts, figures / "experts.png")
+    plot_expert_maps(_photographs(rows, first, places), figures / "experts.png")
     plot_entropy_maps(_photographs(rows, entropy), num_experts, figures / "entropy.png")
     named = [(name, image.name) for name, row in rows for image in row if image is not None]
     by_block = {
@@ -261,28 +244,21 @@ def _rounded(values: Tensor) -> Any:
     return (values.double() * 1e5).round().div(1e5).tolist()  # five digits keep the file small
 
 
-def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
+def plot_expert_maps(rows: Rows, path: Path) -> None:
     """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone.
 
-    Marked parts replace the numbers. Lines join a part's places in a row.
+    Marked parts replace the numbers.
     """
     from matplotlib.colors import to_rgba
 
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
-    unused = num_experts - len([index for index in experts if index >= 0])
-    one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
-    title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
-    width = GRID_SIDE * len(rows[0][1])
-    title = fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))
     names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
     style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
     marks = {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
     entries = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
-    for entry in entries:
-        entry.set(edgecolor="gray", linewidth=0.5)
     handles = [*entries, *(line_handle(name, **mark) for name, mark in marks.items())]
     across = max(2, len(rows[0][1]))
-    lines = math.ceil(len(handles) / across) + title.count("\n")
+    lines = math.ceil(len(handles) / across)
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
         for axes, photo in _filled(panels, rows):
             _draw(axes, photo, photo.pixels)
@@ -291,9 +267,10 @@ def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
             _draw(axes, photo, np.reshape(colors, (*photo.values.shape, 4)))
             if not marks:
                 _numbers(axes, photo)
-        for line, (_, photos) in zip(panels, rows, strict=True):
-            _join_parts(figure, list(zip(line, photos, strict=True)), marks)
-        figure.legend(handles=handles, title=title, **{**LEGEND_BELOW, "ncols": across})
+            height, width = photo.pixels.shape[:2]
+            for name, (x, y) in photo.parts.items():
+                axes.plot(x * width, y * height, **marks[name])
+        figure.legend(handles=handles, title="first expert", **{**LEGEND_BELOW, "ncols": across})
 
 
 def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
@@ -310,18 +287,12 @@ def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
 def plot_attention_maps(rows: Rows, path: Path) -> None:
     """Draws a row for each image and network: the map of each head on a scale of its own, and the image."""
     heads = max(len(photo.values) for photo in _present(rows))
-    across = min(heads, MAX_HEADS)
-    lines = -(-heads // across)
-    above = [f"head {head}" if lines == 1 else "" for head in range(across)]
-    names = [name if line == 0 else "" for name, _ in rows for line in range(lines)]
-    with image_grid(path, names, [*above, "image"]) as (_, panels):
-        for index, photo in enumerate(_present(rows)):
-            row_panels = panels[index * lines : (index + 1) * lines]
-            for head, (axes, values) in enumerate(zip(row_panels[:, :across].flat, photo.values, strict=False)):
+    columns = [*(f"head {head}" for head in range(heads)), "image"]
+    with image_grid(path, [name for name, _ in rows], columns) as (_, panels):
+        for line, photo in zip(panels, _present(rows), strict=True):
+            for axes, values in zip(line, photo.values, strict=False):
                 axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
-                if lines > 1:
-                    axes.set_title(f"head {head}")
-            _draw(row_panels[0, -1], photo, photo.pixels)
+            _draw(line[-1], photo, photo.pixels)
 
 
 def _present(rows: Rows) -> list[Photograph]:
@@ -366,18 +337,3 @@ def _numbers(axes: "Axes", photo: Photograph) -> None:
         x, y = (column + 0.5) * width / across, (row + 0.5) * height / down
         text = axes.text(x, y, str(index) if index >= 0 else "shared", ha="center", va="center", color="black")
         text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
-
-
-def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]], marks: Mapping[str, Style]) -> None:
-    from matplotlib.patches import ConnectionPatch
-
-    for name, mark in marks.items():
-        places = []
-        for axes, photo in photos:
-            if photo is not None and name in photo.parts:
-                (x, y), (height, width) = photo.parts[name], photo.pixels.shape[:2]
-                places.append((axes, (x * width, y * height)))
-                axes.plot(x * width, y * height, **mark)
-        for (axes, place), (other, following) in itertools.pairwise(places):
-            ends = {"xyA": place, "xyB": following, "axesA": axes, "axesB": other}
-            figure.add_artist(ConnectionPatch(**ends, coordsA="data", coordsB="data", color="#555555", linewidth=0.8))

@@ -269,7 +269,7 @@ def _network_sections(folder: Path, settings: ReportSettings) -> dict[str, list[
         # One map is enough for a page, of "id" images if the data has some
         for role in [role for role in SCORED_ROLES if is_geographic(view, role)][:1]:
             caption = "The routed expert with the largest weight at each place."
-            pictures += picture(draw_domains, "map.png", caption, role=role, map_step=None)
+            pictures += picture(draw_domains, "map.png", caption, role=role)
     caption = "Attention of the class token in the last block, by head."
     pictures += picture(draw_attention, "attention.png", caption, **chosen, columns=2, twin=None)
     return {"The network on new images": attempt(lambda: _scores(view, settings)), "Experts and attention": pictures}
