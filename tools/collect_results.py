@@ -34,7 +34,6 @@ from timm_moe_dg.results.tables import (
     Table,
     is_tabled,
     make_tables,
-    why_no_table,
 )
 
 DATA_FORMATS = ("csv", "json")  # for other programs
@@ -60,7 +59,7 @@ def build_parser() -> ToolParser:
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
     relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"
     add("--relative-to", metavar="ROW", help=relative)
-    pair = "print two rows side by side with their difference and the papers' figures (rows are named as above)"
+    pair = "print two rows side by side with their difference and its paired test (rows are named as above)"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--papers", action="store_true", help="set the papers' figures beside the columns, for runs of their recipes")
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
@@ -122,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
-    reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
+    reasons = [f"{rule}: no run has the held-out domains or scores that this rule needs" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
     if args.whole_domain:

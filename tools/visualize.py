@@ -70,7 +70,6 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
     block = "index of the transformer block (default: the last one with experts)"
     add("--block", type=non_negative_int, metavar="I", help=block)
-    add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark")
     add("--twin", type=run_folder, metavar="RUN", help="run of the dense model, drawn above the other")
     add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
     baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
@@ -91,7 +90,7 @@ def data(options: argparse.Namespace) -> None:
 
 def experts(options: argparse.Namespace) -> None:
     """Draws the first expert of each patch."""
-    draw(draw_experts, options, "images", "target", "columns", "block", "parts", "cub")
+    draw(draw_experts, options, "images", "target", "columns", "block")
 
 
 def attention(options: argparse.Namespace) -> None:
@@ -184,7 +183,7 @@ STATISTICS = (*NETWORK, "block", "max_images", "untrained_router", "permutations
 GEOGRAPHY = (*NETWORK, "role")
 # The function of each command, and its options
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Sequence[str]]] = {
-    "experts": (experts, (*PICTURES, "split_by_photograph", "block", "parts", "cub")),
+    "experts": (experts, (*PICTURES, "split_by_photograph", "block")),
     "attention": (attention, (*PICTURES, "twin")),
     "attributes": (attributes, (*STATISTICS, "cub")),
     "invariance": (invariance, (*STATISTICS, "split_by_photograph")),

@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from timm_moe_dg.analysis.annotations import (
-    AnnotatedDomain,
     area_members,
-    middles,
     patch_centers,
     point_members,
     read_cub,
 )
 from timm_moe_dg.analysis.run_view import picture_key
-from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.errors import ArgumentError, DataError
+from timm_moe_dg.errors import DataError
 
 FILES = {
     "images.txt": "1 001.Crow/Crow_1.jpg\n2 002.Owl/Owl_7.jpg\n",
@@ -54,17 +51,6 @@ def test_a_copy_without_attributes_has_none(cub):
     assert read_cub(cub).attributes is None
     (cub / "attributes.txt").write_text(FILES["attributes/attributes.txt"])  # where the release has it
     assert read_cub(cub).attributes is not None
-
-
-def test_a_part_is_in_the_middle_of_its_patches_and_nowhere_without_any():
-    members = torch.tensor([[[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]]]).bool()
-    photographs = FolderDomain("a", ("crow",), [0, 0], ["1", "2"])
-    birds = AnnotatedDomain(photographs, [0, 1], ["a", "b"], members, ("beak", "tail"), None, ())
-    first, second = middles(birds, ["tail", "beak"], (2, 3))
-    assert first == {"tail": pytest.approx((5 / 6, 3 / 4)), "beak": pytest.approx((2 / 6, 1 / 4))}
-    assert second == {"tail": pytest.approx((1 / 6, 2 / 4))}
-    with pytest.raises(ArgumentError, match=r"parts='beek': no such part; did you mean beak\?"):
-        middles(birds, ["beek"], (2, 3))
 
 
 @pytest.mark.parametrize(

@@ -162,18 +162,6 @@ def test_cells_have_the_experts_color_and_number(figures, tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
 
 
-def test_parts_are_marked(figures, tmp_path):
-    first = torch.zeros(2, 2, dtype=torch.long)
-    places = [{"head": (0.25, 0.5), "tail": (1.0, 0.0)}, {}, {"head": (0.75, 0.25)}]
-    photos = [Photograph("picture.png", np.zeros((24, 48, 3), np.uint8), first, parts) for parts in places]
-    plot_expert_maps([("a", photos)], tmp_path / "experts.png")
-    (figure,) = figures
-    marks = [[(*line.get_xdata(), *line.get_ydata()) for line in axes.lines] for axes in figure.axes]
-    assert marks == [[(12, 12), (48, 0)], [], [(36, 6)]]
-    assert not any(axes.texts for axes in figure.axes)  # numbers would hide the marks
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["expert 0", "head", "tail"]
-
-
 def test_small_cells_have_no_number_and_an_image_as_a_whole_is_one_cell(figures, tmp_path):
     plot_expert_maps([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], tmp_path / "experts.png")
     rows = [("a", [photo(torch.tensor([[4]])), photo(torch.tensor([[-1]]))])]

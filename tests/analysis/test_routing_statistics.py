@@ -229,10 +229,10 @@ def test_tables_with_empty_rows_and_nulls_are_drawn(num_experts, tmp_path, figur
     members[:, 0, :4] = members[:, 1, 4:] = True  # the third part is nowhere
     parts = associate_parts(members, NAMES[:3], torch.arange(34).view(2, 17) % num_experts, num_experts, 9)
     plot_associations({"a": parts, "b": parts}, tmp_path / "table.png")
-    plot_nulls({"a": parts.nmi, "b": parts.nmi}, "NMI", tmp_path / "nulls.png", {"b": 0.5})
+    plot_nulls({"a": parts.nmi, "b": parts.nmi}, "NMI", tmp_path / "nulls.png")
     table, nulls = figures
     assert [text.get_text() for text in table.axes[0].get_yticklabels()] == [
         f"{g}: {name}" for g in "ab" for name in NAMES[:3]
     ]
     assert np.allclose(table.axes[0].images[0].get_array().filled(0), parts.shares.nan_to_num().repeat(2, 1))
-    assert np.allclose([line.get_xdata()[0] for line in nulls.axes[0].lines[4:]], [parts.nmi.value, 0.5])
+    assert [line.get_xdata()[0] for line in nulls.axes[0].lines[1::2]] == [parts.nmi.value] * 2

@@ -209,7 +209,7 @@ def test_what_no_table_counts_is_named_on_lines_of_its_own(tmp_path, capsys):
     errors = capsys.readouterr().err
     assert r"missing in colored\ndigits" in errors
     assert re.search(r"left out: .*none\\nheld", errors)
-    assert "ood_f1_macro: records" in errors
+    assert "ood_f1_macro: no run has" in errors
     for test in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3]):
         write_run(tmp_path / "runs" / f"held_{len(test)}", invented_records(test, num_domains=5))
     tool.main([str(tmp_path / "runs")])
@@ -219,7 +219,7 @@ def test_what_no_table_counts_is_named_on_lines_of_its_own(tmp_path, capsys):
 
 
 REFUSED = [
-    (["--rules", "ood_f1_macro"], "RecordError: ood_f1_macro: records: "),
+    (["--rules", "ood_f1_macro"], "RecordError: ood_f1_macro: "),
     (["--compare", "a", "b", "--format", "json"], "ArgumentError: format='json': "),
     (["--compare", "a", "c"], r"ArgumentError: compare=\['a', 'c'\]: "),
     (["--compare", "a", "b", "--relative-to", "b"], "ArgumentError: relative_to='b': "),

@@ -19,15 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Domain, FolderDomain, SpritesDomain
-from ..errors import ArgumentError, DataError, did_you_mean
-from .run_view import ImageRows, RunView, picture_key
+from ..errors import ArgumentError, DataError
+from .run_view import RunView, picture_key
 
 BACKGROUND = "background"
 NUM_NEAREST = 9  # patches counted for a part that is a point, as in GMoE (Li et al., ICLR 2023), figure 3b
 IMAGES, BOXES, PARTS, POINTS = "images.txt", "bounding_boxes.txt", "parts/parts.txt", "parts/part_locs.txt"
 ATTRIBUTE_LABELS = "attributes/image_attribute_labels.txt"
 ATTRIBUTE_NAMES = ("attributes/attributes.txt", "attributes.txt", "../attributes.txt")  # the copies differ
-Places = dict[str, tuple[float, float]]  # part -> x and y in an image, as shares of its width and height
 
 
 class AnnotatedDomain(NamedTuple):
@@ -75,33 +74,6 @@ def annotate(
         remedy = f"{view.args['dataset']} has no part maps; give --cub CUB_200_2011 for its photographs"
         raise ArgumentError.of("cub", None, remedy)
     return [_from_part_maps(domain, list(rows), grid) for domain, rows in zip(sprites, images, strict=True)]
-
-
-def places_of_parts(
-    view: RunView, rows: ImageRows, names: Sequence[str], grid: tuple[int, int], cub: Path | None
-) -> list[Places]:
-    """Places of named parts in the images of the rows, which are domains. An image without annotations has none."""
-    images = [[image.position for image in row if image is not None and image.position is not None] for _, row in rows]
-    places: dict[str, dict[int, Places]] = {}
-    for part in annotate(view, images, grid, cub):
-        places[part.domain.name] = dict(zip(part.positions, middles(part, names, grid), strict=True))
-    pairs = zip(rows, images, strict=True)
-    return [places.get(name, {}).get(position, {}) for (name, _), row in pairs for position in row]
-
-
-def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, int]) -> list[Places]:
-    """For each image, the middle of the patches of each part. Parts that cannot be seen are left out."""
-    for name in names:
-        if name not in annotated.parts:
-            remedy = did_you_mean(name, annotated.parts) or f"choose from {', '.join(annotated.parts)}"
-            raise ArgumentError.of("parts", name, f"no such part; {remedy}")
-    members = annotated.members[:, [annotated.parts.index(name) for name in names]].float()
-    counts = members.sum(-1)
-    middles = (members @ patch_centers(grid, (1, 1)) / counts.unsqueeze(-1)).tolist()
-    return [
-        {name: (x, y) for name, (x, y), count in zip(names, places, row, strict=True) if count}
-        for places, row in zip(middles, counts.tolist(), strict=True)
-    ]
 
 
 def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:

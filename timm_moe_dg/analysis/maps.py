@@ -6,10 +6,9 @@ Expert maps are those of GMoE (Li et al., ICLR 2023), figures 3 and 8 to 17. The
 Axes: B images, H x W patches, E experts, M heads.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,15 +22,12 @@ from ..layers import GeoMoeMlp, RoutedMlp
 from ..losses import record_routing
 from ..networks.build import Network
 from ..storage.files import json_text
-from .annotations import Places, places_of_parts
 from .run_view import Batch, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
 from .style import (
     GRID_SIDE,
     LEGEND_BELOW,
-    Style,
     expert_color,
     image_grid,
-    line_handle,
     swatch,
 )
 
@@ -40,7 +36,6 @@ if TYPE_CHECKING:
 
 OPACITY = 0.55
 MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
-MARKERS = "o^sDvPX*<>"  # of parts
 
 
 class RoutingMap(NamedTuple):
@@ -58,7 +53,6 @@ class Photograph:
     name: str
     pixels: np.ndarray  # uint8 (height, width, 3)
     values: Tensor  # (H, W) experts or entropies of the patches, or (M, H, W) attention by head
-    parts: Places = field(default_factory=dict)
 
 
 Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
@@ -154,21 +148,13 @@ def draw_experts(
     target: str | None,
     columns: int,
     block: int | None,
-    parts: Sequence[str] = (),
-    cub: Path | None = None,
 ) -> None:
-    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json.
-
-    `parts` are marked on experts.png. Their places come from CUB-200-2011's folder `cub`, or from part maps.
-    """
-    if parts and images is not None:
-        raise ArgumentError.of("parts", list(parts), "files have no annotations; leave out --images")
+    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json."""
     block = chosen_block(mixture_blocks(view.model), block)
     rows = choose_images(view, images, target, columns)
     maps = routing_maps_of(view.model, _batches(view, rows))
     first, entropy, num_experts = maps[block]
-    places = places_of_parts(view, rows, parts, (first.shape[1], first.shape[2]), cub) if parts else ()
-    plot_expert_maps(_photographs(rows, first, places), figures / "experts.png")
+    plot_expert_maps(_photographs(rows, first), figures / "experts.png")
     plot_entropy_maps(_photographs(rows, entropy), num_experts, figures / "entropy.png")
     named = [(name, image.name) for name, row in rows for image in row if image is not None]
     by_block = {
@@ -231,11 +217,11 @@ def _batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
     return view.batches((image.image, image.metadata) for _, row in rows for image in row if image is not None)
 
 
-def _photographs(rows: ImageRows, values: Tensor, parts: Iterable[Places] = ()) -> Rows:
-    """Pairs images with values (B, ...), and with the places of parts if there are any, in the order of `_batches`."""
-    remaining = zip(values, itertools.chain(parts, itertools.repeat({})), strict=False)
+def _photographs(rows: ImageRows, values: Tensor) -> Rows:
+    """Pairs images with values (B, ...), in the order of `_batches`."""
+    remaining = iter(values)
     return [
-        (name, [image and Photograph(image.name, small_pixels(image.image), *next(remaining)) for image in row])
+        (name, [image and Photograph(image.name, small_pixels(image.image), next(remaining)) for image in row])
         for name, row in rows
     ]
 
@@ -245,18 +231,11 @@ def _rounded(values: Tensor) -> Any:
 
 
 def plot_expert_maps(rows: Rows, path: Path) -> None:
-    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone.
-
-    Marked parts replace the numbers.
-    """
+    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone."""
     from matplotlib.colors import to_rgba
 
     experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
-    names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
-    style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
-    marks = {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
-    entries = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
-    handles = [*entries, *(line_handle(name, **mark) for name, mark in marks.items())]
+    handles = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
     across = max(2, len(rows[0][1]))
     lines = math.ceil(len(handles) / across)
     with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
@@ -265,11 +244,7 @@ def plot_expert_maps(rows: Rows, path: Path) -> None:
             # Transparent where there is no routed expert
             colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in photo.values.flatten()]
             _draw(axes, photo, np.reshape(colors, (*photo.values.shape, 4)))
-            if not marks:
-                _numbers(axes, photo)
-            height, width = photo.pixels.shape[:2]
-            for name, (x, y) in photo.parts.items():
-                axes.plot(x * width, y * height, **marks[name])
+            _numbers(axes, photo)
         figure.legend(handles=handles, title="first expert", **{**LEGEND_BELOW, "ncols": across})
 
 

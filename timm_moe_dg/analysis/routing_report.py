@@ -1,6 +1,5 @@
 """Statistics of a run's routing as pictures and JSON: experts by part and attribute, and their agreement by domain."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ import torch
 from ..data import Domain
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
-from ..protocols.run_identity import sha256
 from ..storage.files import json_text
 from .annotations import annotate
 from .maps import RoutingMap, chosen_block, mixture_blocks, routing_maps_of
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
-ALL_PAIRS = "all pairs"
 COUNTED = ("counts", "shares", "lift")  # tables of an association
 UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 MAX_LIFT = 8.0  # end of the color scale
@@ -90,10 +87,7 @@ def draw_invariance(
     max_images: int | None,
     permutations: int,
 ) -> tuple[list[PairInvariance], PermutationTest]:
-    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns.
-
-    The picture also has the agreement of an untrained router, if an invariance.json of it lies in untrained_router/.
-    """
+    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns."""
     block = _patch_block(view, block)
     domains = view.domains
     angles = {domain.name: domain.angle for domain in domains}
@@ -104,27 +98,16 @@ def draw_invariance(
     experts = {domain.name: _route(view, domain, range(len(rows)), block).first for domain, rows in with_names}
     pairs = routing_invariance(experts, pictures, angles, permutations)
     all_pairs = overall(pairs)
-    tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    network = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
-    compared = {"block": block, "max_images": max_images, "angles": angles, "network_sha256": network}
-    baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
-    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
+    tests = {"all pairs": all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
+    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
     numbers = {
-        **{"model": view.name, "permutations": permutations, **compared},
+        **{"model": view.name, "block": block, "max_images": max_images, "permutations": permutations},
+        "angles": angles,
         "all_pairs": _test(all_pairs),
         "pairs": [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in pairs],
     }
     (figures / "invariance.json").write_text(json_text(numbers, indent=1))
     return pairs, all_pairs
-
-
-def _agreements(path: Path, compared: Mapping[str, object]) -> dict[str, float]:
-    """Agreement by name of the pair in an earlier result of the same options; empty if there is none."""
-    numbers = json.loads(path.read_text()) if path.is_file() else {}
-    if any(name not in numbers or numbers[name] != value for name, value in compared.items()):
-        return {}
-    pairs = {" / ".join(pair["domains"]): pair["agreement"]["value"] for pair in numbers["pairs"]}
-    return {ALL_PAIRS: numbers["all_pairs"]["value"], **pairs}
 
 
 def _patch_block(view: RunView, block: int | None) -> int:
@@ -182,23 +165,18 @@ def _draw_table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", 
     bar.set_label(label)
 
 
-def plot_nulls(
-    tests: Mapping[str, PermutationTest], label: str, path: Path, baseline: Mapping[str, float] | None = None
-) -> None:
-    """Draws statistics as points on the ranges of their null distributions, and an untrained router's as rings."""
-    names, untrained = [fitted(name, 34) for name in tests], baseline or {}
-    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1)}
-    ring: Style = {**point, "color": category_color(0), "fillstyle": "none", "markeredgewidth": 1.8}
+def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> None:
+    """Draws statistics as points on the ranges of their null distributions."""
+    names = [fitted(name, 34) for name in tests]
+    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1), "markersize": 6}
     with picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names), dpi=GRID_DPI) as figure:
         axes = figure.subplots()
-        for row, (name, test) in enumerate(tests.items()):
+        for row, test in enumerate(tests.values()):
             low, high = float(test.null.min()), float(test.null.max())
             axes.plot([low, high], [row, row], color="#808080", linewidth=5, solid_capstyle="butt")
-            axes.plot(test.value, row, **point, markersize=6)
-            axes.plot(untrained.get(name, np.nan), row, **ring, markersize=9)
+            axes.plot(test.value, row, **point)
         axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.invert_yaxis()
         axes.set_xlabel(label, loc="right")
-        entries = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
-        handles = [*entries, line_handle("untrained router", **ring)] if untrained else entries
+        handles = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
         figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})
