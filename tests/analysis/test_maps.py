@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.utils import AttentionExtract
 
 from tests.models.cases import BY_NAME, FAMILIES, mixture_layers, randomize
 from timm_moe_dg.analysis.maps import (
-    Photograph,
     chosen_block,
     class_attention,
     head_similarity,
@@ -21,6 +21,7 @@ from timm_moe_dg.analysis.maps import (
     routing_maps,
     routing_maps_of,
 )
+from timm_moe_dg.analysis.run_view import ChosenImage
 from timm_moe_dg.analysis.style import expert_color
 from timm_moe_dg.errors import ArgumentError
 
@@ -145,39 +146,38 @@ def test_heads_alike_have_similarity_one_and_disjoint_ones_zero():
     assert head_similarity(by_hand).item() == pytest.approx(24 / 25)
 
 
-def photo(values, side=24):
-    return Photograph("picture.png", np.full((side, side, 3), 200, np.uint8), values)
+def rows_of(*names, side=24):
+    """Gray photographs by row; None stands for a missing one."""
+    pixels = Image.new("RGB", (2 * side, side), "gray")
+    return [("a", [name and ChosenImage(name, pixels, None) for name in names])]
 
 
 def test_cells_have_the_experts_color_and_number(figures, tmp_path):
-    first = torch.tensor([[0, 3], [5, 1]])
-    plot_expert_maps([("a", [photo(first)])], tmp_path / "experts.png")
-    (figure,) = figures
+    first = torch.tensor([[[0, 3], [5, 1]], [[0, -1], [3, 3]]])
+    plot_expert_maps(rows_of("x.png", None, LONG), first, tmp_path / "experts.png")
+    plot_expert_maps(rows_of("x.png"), torch.zeros(1, 24, 24, dtype=torch.long), tmp_path / "small.png")
+    figure, small = figures
     overlay = figure.axes[0].images[1].get_array()
-    for (row, column), index in np.ndenumerate(first.numpy()):
+    for (row, column), index in np.ndenumerate(first[0].numpy()):
         hexed = "#" + "".join(f"{round(255 * value):02X}" for value in overlay[row, column, :3])
         assert hexed == expert_color(int(index))
+    assert figure.axes[2].images[1].get_array()[0, 1, 3] == 0.0
     assert [text.get_text() for text in figure.axes[0].texts] == ["0", "3", "5", "1"]
-    assert [text.get_position() for text in figure.axes[0].texts] == [(6, 6), (18, 6), (6, 18), (18, 18)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"expert {index}" for index in (0, 1, 3, 5)]
-
-
-def test_small_cells_have_no_number_and_an_image_as_a_whole_is_one_cell(figures, tmp_path):
-    plot_expert_maps([("a", [photo(torch.zeros(24, 24, dtype=torch.long))])], tmp_path / "experts.png")
-    rows = [("a", [photo(torch.tensor([[4]])), photo(torch.tensor([[-1]]))])]
-    plot_expert_maps(rows, tmp_path / "experts.png")
-    small, whole = figures
+    places = [(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)]
+    assert [text.get_position() for text in figure.axes[0].texts] == places
+    names = ["shared only", *(f"expert {index}" for index in (0, 1, 3, 5))]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    assert figure.axes[1].texts[0].get_text() == "not in\nthis domain"
     assert not small.axes[0].texts
-    assert [[text.get_text() for text in axes.texts] for axes in whole.axes] == [["4"], ["shared"]]
 
 
-def test_values_are_drawn_and_missing_images_named(figures, tmp_path):
-    attention, entropy = torch.rand(3, 4, 4), torch.full((2, 2), math.log(6))
-    plot_attention_maps([("dense", [photo(attention)]), (LONG, [photo(attention[:1])])], tmp_path / "attention.png")
-    plot_entropy_maps([("a", [photo(entropy), None])], 6, tmp_path / "entropy.png")
-    of_attention, of_entropy = figures
-    shown = [axes.images[0].get_array().shape for axes in of_attention.axes if axes.images]
-    assert shown == [(4, 4)] * 3 + [(24, 24, 3), (4, 4), (24, 24, 3)]
-    assert np.array_equal(of_attention.axes[2].images[0].get_array(), attention[2])
-    assert np.allclose(of_entropy.axes[0].images[0].get_array(), 1.0)  # of the largest
-    assert of_entropy.axes[1].texts[0].get_text() == "not in\nthis domain"
+def test_entropy_is_a_share_and_heads_stand_side_by_side(figures, tmp_path):
+    plot_entropy_maps(rows_of("x.png"), torch.full((1, 2, 2), math.log(6)), 6, tmp_path / "entropy.png")
+    (_, (image,)) = rows_of("x.png")[0]
+    maps = {"dense": torch.rand(1, 3, 4, 4), LONG: torch.rand(1, 1, 4, 4)}
+    plot_attention_maps([image], maps, tmp_path / "attention.png")
+    entropy, attention = figures
+    assert np.allclose(entropy.axes[0].images[1].get_array(), 1.0)
+    shown = [axes.images[0].get_array().shape for axes in attention.axes if axes.images]
+    assert shown == [(4, 4)] * 3 + [(24, 48, 3), (4, 4), (24, 48, 3)]
+    assert np.array_equal(attention.axes[2].images[0].get_array(), maps["dense"][0, 2])

@@ -8,7 +8,7 @@ Axes: B images, H x W patches, E experts, M heads.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +22,10 @@ from ..layers import GeoMoeMlp, RoutedMlp
 from ..losses import record_routing
 from ..networks.build import Network
 from ..storage.files import json_text
-from .run_view import Batch, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
+from .run_view import Batch, ChosenImage, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
 from .style import (
-    GRID_SIDE,
     LEGEND_BELOW,
+    Style,
     expert_color,
     image_grid,
     swatch,
@@ -33,9 +33,11 @@ from .style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 OPACITY = 0.55
-MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
+MAX_NUMBERS = 14  # patches along a side; numbers of more cannot be read
+UNIT = (0.0, 1.0, 1.0, 0.0)  # left, right, bottom and top of an image
 
 
 class RoutingMap(NamedTuple):
@@ -44,18 +46,6 @@ class RoutingMap(NamedTuple):
     first: Tensor  # (B, H, W) int64, the expert with the largest weight; -1 if only the shared expert is used
     entropy: Tensor  # (B, H, W) of the noiseless routing probabilities, in nats: 0 to log(E)
     num_experts: int
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """One panel: an image with values of its patches."""
-
-    name: str
-    pixels: np.ndarray  # uint8 (height, width, 3)
-    values: Tensor  # (H, W) experts or entropies of the patches, or (M, H, W) attention by head
-
-
-Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
 
 
 def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
@@ -154,8 +144,8 @@ def draw_experts(
     rows = choose_images(view, images, target, columns)
     maps = routing_maps_of(view.model, _batches(view, rows))
     first, entropy, num_experts = maps[block]
-    plot_expert_maps(_photographs(rows, first), figures / "experts.png")
-    plot_entropy_maps(_photographs(rows, entropy), num_experts, figures / "entropy.png")
+    plot_expert_maps(rows, first, figures / "experts.png")
+    plot_entropy_maps(rows, entropy, num_experts, figures / "entropy.png")
     named = [(name, image.name) for name, row in rows for image in row if image is not None]
     by_block = {
         str(index): [
@@ -197,12 +187,7 @@ def draw_attention(
     }
     similarity = {label: float(head_similarity(values).mean()) for label, values in maps.items()}
     photos = [image for _, row in rows for image in row if image is not None]
-    lines = [
-        (f"{photo.name} {label}", [Photograph(photo.name, small_pixels(photo.image), values[index])])
-        for index, photo in enumerate(photos)
-        for label, values in maps.items()
-    ]
-    plot_attention_maps(lines, figures / "attention.png")
+    plot_attention_maps(photos, maps, figures / "attention.png")
     numbers = {
         "head_similarity": similarity,
         "images": [photo.name for photo in photos],
@@ -217,98 +202,67 @@ def _batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
     return view.batches((image.image, image.metadata) for _, row in rows for image in row if image is not None)
 
 
-def _photographs(rows: ImageRows, values: Tensor) -> Rows:
-    """Pairs images with values (B, ...), in the order of `_batches`."""
-    remaining = iter(values)
-    return [
-        (name, [image and Photograph(image.name, small_pixels(image.image), next(remaining)) for image in row])
-        for name, row in rows
-    ]
-
-
 def _rounded(values: Tensor) -> Any:
     return (values.double() * 1e5).round().div(1e5).tolist()  # five digits keep the file small
 
 
-def plot_expert_maps(rows: Rows, path: Path) -> None:
-    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone."""
+@contextmanager
+def _photographs(rows: ImageRows, path: Path, lines: float) -> Iterator[tuple["Figure", list["Axes"]]]:
+    """Yields a figure above `lines` of text, and the axes of all images of the rows, in order, which show them."""
+    columns = zip(*(row for _, row in rows), strict=True)
+    names = [{image.name for image in column if image is not None} for column in columns]
+    titles = [name.pop() if len(name) == 1 else "" for name in names]  # the name that all rows share
+    with image_grid(path, [name for name, _ in rows], titles, lines) as (figure, panels):
+        with_image = []
+        for axes, image in zip(panels.flat, (image for _, row in rows for image in row), strict=True):
+            if image is None:
+                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", color="gray")
+            else:
+                pixels = small_pixels(image.image)
+                axes.imshow(pixels, extent=UNIT, aspect=pixels.shape[0] / pixels.shape[1])
+                with_image.append(axes)
+        yield figure, with_image
+
+
+def plot_expert_maps(rows: ImageRows, first: Tensor, path: Path) -> None:
+    """Draws each image under the colors and numbers of its patches' first experts (B, H, W); -1: the shared alone."""
     from matplotlib.colors import to_rgba
+    from matplotlib.patheffects import withStroke
 
-    experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
+    experts, (_, down, across) = first.unique().tolist(), first.shape
     handles = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
-    across = max(2, len(rows[0][1]))
-    lines = math.ceil(len(handles) / across)
-    with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
-        for axes, photo in _filled(panels, rows):
-            _draw(axes, photo, photo.pixels)
+    columns = max(2, len(rows[0][1]))
+    outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
+    with _photographs(rows, path, math.ceil(len(handles) / columns) + 1.5) as (figure, panels):
+        for axes, values in zip(panels, first.numpy(), strict=True):
             # Transparent where there is no routed expert
-            colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in photo.values.flatten()]
-            _draw(axes, photo, np.reshape(colors, (*photo.values.shape, 4)))
-            _numbers(axes, photo)
-        figure.legend(handles=handles, title="first expert", **{**LEGEND_BELOW, "ncols": across})
+            colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in values.flat]
+            colored = np.reshape(colors, (down, across, 4))
+            axes.imshow(colored, extent=UNIT, aspect=axes.get_aspect(), interpolation="nearest")
+            for (row, column), index in np.ndenumerate(values) if max(down, across) <= MAX_NUMBERS else ():
+                text = axes.text((column + 0.5) / across, (row + 0.5) / down, str(index), ha="center", va="center")
+                text.set(size=min(50 / max(down, across), 20), path_effects=outline)
+        figure.legend(handles=handles, title="first expert", **{**LEGEND_BELOW, "ncols": columns})
 
 
-def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
+def plot_entropy_maps(rows: ImageRows, entropy: Tensor, num_experts: int, path: Path) -> None:
     """Draws the entropy of each patch's noiseless routing probabilities, given in nats, divided by log(E)."""
-    largest = math.log(num_experts) if num_experts > 1 else 1.0
-    image: Any = None
-    with image_grid(path, [name for name, _ in rows], _column_names(rows), 4) as (figure, panels):
-        for axes, photo in _filled(panels, rows):
-            image = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-        bar = figure.colorbar(image, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
+    shares = entropy.numpy() / (math.log(num_experts) or 1.0)
+    with _photographs(rows, path, 4) as (figure, panels):
+        for axes, values in zip(panels, shares, strict=True):
+            scale: Style = {"cmap": "cividis", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+            image = axes.imshow(values, extent=UNIT, aspect=axes.get_aspect(), **scale)
+        bar = figure.colorbar(image, ax=figure.axes, orientation="horizontal", aspect=40, fraction=0.04)
         bar.set_label("entropy of the routing / log E")
 
 
-def plot_attention_maps(rows: Rows, path: Path) -> None:
+def plot_attention_maps(images: Sequence[ChosenImage], maps: Mapping[str, Tensor], path: Path) -> None:
     """Draws a row for each image and network: the map of each head on a scale of its own, and the image."""
-    heads = max(len(photo.values) for photo in _present(rows))
+    heads = max(values.shape[1] for values in maps.values())
     columns = [*(f"head {head}" for head in range(heads)), "image"]
-    with image_grid(path, [name for name, _ in rows], columns) as (_, panels):
-        for line, photo in zip(panels, _present(rows), strict=True):
-            for axes, values in zip(line, photo.values, strict=False):
-                axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
-            _draw(line[-1], photo, photo.pixels)
-
-
-def _present(rows: Rows) -> list[Photograph]:
-    return [photo for _, photos in rows for photo in photos if photo is not None]
-
-
-def _column_names(rows: Rows) -> list[str]:
-    """Titles of the columns: the photographs' name if all of a column share one, else a number."""
-    columns = zip(*(photos for _, photos in rows), strict=True)
-    names = [{photo.name for photo in column if photo is not None} for column in columns]
-    return [of_column.pop() if len(of_column) == 1 else f"image {number}" for number, of_column in enumerate(names, 1)]
-
-
-def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
-    """Pairs of axes and photographs; writes a note into panels without a photograph."""
-    pairs = []
-    for line, (_, photos) in zip(panels, rows, strict=True):
-        for axes, photo in zip(line, photos, strict=True):
-            if photo is None:
-                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", color="gray")
-            else:
-                pairs.append((axes, photo))
-    return pairs
-
-
-def _draw(axes: "Axes", photo: Photograph, colors: np.ndarray) -> None:
-    """Stretches pixels or patches over the photograph's panel."""
-    height, width = photo.pixels.shape[:2]
-    axes.imshow(colors, extent=(0, width, height, 0), interpolation="nearest")
-
-
-def _numbers(axes: "Axes", photo: Photograph) -> None:
-    """Writes the experts' numbers into cells that are large enough."""
-    from matplotlib.patheffects import withStroke
-
-    outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
-    (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
-    cell = GRID_SIDE * min(height / down, width / across) / max(height, width)
-    if cell < MIN_CELL:
-        return
-    for (row, column), index in np.ndenumerate(photo.values.numpy()):
-        x, y = (column + 0.5) * width / across, (row + 0.5) * height / down
-        text = axes.text(x, y, str(index) if index >= 0 else "shared", ha="center", va="center", color="black")
-        text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
+    pairs = [(image, label, values[index]) for index, image in enumerate(images) for label, values in maps.items()]
+    with image_grid(path, [f"{image.name} {label}" for image, label, _ in pairs], columns) as (_, panels):
+        for line, (image, _, values) in zip(panels, pairs, strict=True):
+            for axes, weights in zip(line, values.numpy(), strict=False):
+                axes.imshow(weights, cmap="cividis", vmin=0, interpolation="nearest")
+            line[-1].imshow(small_pixels(image.image))
