@@ -53,16 +53,6 @@ def test_maps_are_the_routers_first_choices(case):
     assert not any(layer.record_routing for layer in mixture_layers(model).values())
 
 
-def test_entropy_is_at_most_that_of_all_experts_alike():
-    case = BY_NAME["gmoe_tiny_patch16"]
-    model = case.small()
-    for layer in mixture_blocks(model).values():
-        layer.router.codes.data.fill_(1.0)
-    maps = routing_maps(model, case.images(2))
-    for block in maps.values():
-        torch.testing.assert_close(block.entropy, torch.full_like(block.entropy, math.log(block.num_experts)))
-
-
 def test_moge_gives_an_image_one_expert_and_none_without_a_place():
     case = BY_NAME["moge_tiny"]
     model = randomize(case.small(), std=0.3)
@@ -122,17 +112,6 @@ def test_every_family_has_maps_and_is_left_as_it_was(case):
     assert model.training
     assert [block.attn.fused_attn for block in model.blocks] == fused
     assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
-
-
-def test_attention_is_restored_where_the_model_fails_and_a_model_without_a_class_token_is_named():
-    model = BY_NAME["gmoe_tiny_patch16"].small()
-    with pytest.raises(AssertionError):
-        class_attention(model, torch.zeros(1, 3, 17, 32))
-    assert model.blocks[-1].attn.fused_attn
-    assert not model.blocks[-1].attn.attn_drop._forward_pre_hooks
-    model = BY_NAME["gmoe_tiny_patch16"].small(class_token=False, global_pool="avg")
-    with pytest.raises(ArgumentError, match="no class token"):
-        class_attention(model, torch.zeros(1, 3, 32, 32))
 
 
 def test_heads_alike_have_similarity_one_and_disjoint_ones_zero():

@@ -68,16 +68,6 @@ def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
         assert (tmp_path / f"{number}.png").stat().st_size > 5000
 
 
-def test_a_run_that_ends_with_an_average_of_weights_has_no_selected_step(tmp_path, monkeypatch):
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    labels = []
-    monkeypatch.setattr(axes, "axvline", lambda *_, label, **__: labels.append(label))
-    records = [make_record(step=step) for step in (0, 1)]
-    plot_learning_curves(records, "abc", tmp_path / "plain.png")
-    plot_learning_curves([*records, replace(records[1], averaged=True)], "abc", tmp_path / "average.png")
-    assert labels == ["selected step 0"]
-
-
 def test_each_run_is_a_line_of_its_held_out_accuracy(tmp_path, figures):
     first = [replace(make_record(), step=step, in_acc=(acc, 0.9, 0.9)) for step, acc in ((0, 0.1), (10, 0.5))]
     first = [replace(record, args={**record.args, "test_envs": [0]}) for record in first]

@@ -57,14 +57,6 @@ def test_the_page_of_a_model_arrives_in_a_space_of_the_same_name(hub, tool, tmp_
     assert hub.commits(f"space:{REPOSITORY}") == ["Add the page of the model"]
 
 
-def test_only_what_changed_is_sent(hub, folder, copy):
-    push_folder(folder, REPOSITORY)
-    (copy / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
-    push_folder(copy, REPOSITORY)
-    assert len(hub.commits(REPOSITORY)) == 2
-    assert hub.repositories[REPOSITORY].at("main").sent == ("README.md",)
-
-
 @pytest.mark.usefixtures("hub")
 def test_files_that_an_earlier_upload_left_are_named(folder, copy, caplog):
     (copy / "report.html").write_text("of the network before")

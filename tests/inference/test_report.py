@@ -277,29 +277,3 @@ def test_a_sweep_has_tables_bars_and_its_unfinished_and_missing_runs(tmp_path):
     assert "half incomplete, 601 of 700 steps" in page.text
     assert "test domains [1], trial seeds [0]" in page.text
     assert "All results are of one trial seed" in page.text
-
-
-@pytest.mark.slow
-def test_data_sets_have_their_recommendations_and_runs_of_one_name_are_told_apart(tmp_path):
-    sweep = tmp_path / "sweep"
-    for name in ("one", "two"):
-        write_sweep(sweep / name, trial_seeds=(0,), hparams_seeds=(0,), num_domains=4, dataset=name)
-    for name, accuracy in (("a", 0.1), ("b", 0.9)):
-        records = invented_records([0], num_classes=10, dataset="three")
-        write_run(sweep / name / "run", [replace(record, out_acc=(0.1, accuracy, accuracy)) for record in records])
-    write_run(sweep / "final", [replace(record, out_acc=(0.8,) * 3) for record in invented_records([])])
-    text = page_of(sweep).text
-    assert text.count("Accuracy to expect at a new site") == 2
-    assert "so its step means little: a/run" in text
-    assert "final finished 0 80.0 -" in text  # trained on all domains
-    half = tmp_path / "other" / "half"
-    write_run(half, invented_records([1], steps=700), finished=False)
-    assert "No run is finished yet" in page_of(half.parent).text
-
-
-def test_the_papers_figures_stand_beside_those_of_their_recipe(tmp_path):
-    recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
-    write_sweep(tmp_path / "sweep" / "a", num_domains=4, trial_seeds=(0,), hparams_seeds=(0,), **recipe)
-    text = page_of(tmp_path / "sweep").text
-    assert "average (papers)" in text
-    assert "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)" in text

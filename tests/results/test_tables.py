@@ -151,16 +151,6 @@ def test_regions_held_out_in_turn_share_a_table_of_means_over_them():
     assert list(cells_of(partial)[ROW][0].values) == [0]
 
 
-def test_a_region_with_a_comma_in_its_name_is_one_region():
-    runs = []
-    for region in ("Africa", "Asia"):
-        (record,) = held_out_run(region, 0.5, {"Europe": 0.5}, 0).records
-        names = [name.replace("Africa", "Africa, south") for name in record.args["domains"]]
-        runs.append(FinishedRun(Path(region), [replace(record, args={**record.args, "domains": names})]))
-    (table,) = make_tables(runs)
-    assert table.title.endswith("held out in turn: Africa, south; Asia")
-
-
 def test_mean_and_standard_error_over_trial_seeds():
     table = table_of({ROW: [{0: 0.5, 1: 0.6, 2: 0.85}, {2: 0.5}, {}, {0: nan, 1: 0.5}]}, list("abcd"), expected=3)
     mean, single, missing, without = cells_of(table)[ROW]

@@ -63,14 +63,8 @@ def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
     folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--with-space")
     space = folder.with_name("someone--network--space")
     assert f"{space} -> https://huggingface.co/spaces/{REPOSITORY}" in capsys.readouterr().out
-    assert {path.name for path in space.iterdir()} == {"README.md", "app.py", "requirements.txt"}
     header = yaml.safe_load((space / "README.md").read_text().split("---")[1])
-    assert {key: header[key] for key in ("title", "sdk", "app_file", "models")} == {
-        "title": "network",
-        "sdk": "gradio",
-        "app_file": "app.py",
-        "models": [REPOSITORY],
-    }
+    assert (header["title"], header["app_file"], header["models"]) == ("network", "app.py", [REPOSITORY])
     assert header["license"] == yaml.safe_load((folder / "README.md").read_text().split("---")[1])["license"]
     served = []
     with pytest.MonkeyPatch.context() as patch:
@@ -183,7 +177,3 @@ def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as ended:
         tool.main(["--repo-id", REPOSITORY, *words])
     assert re.search(complaint, f"{ended.value} {capsys.readouterr().err}")
-
-
-def test_there_is_no_option_for_a_token(tool):
-    assert "--token" not in tool.build_parser().format_help()

@@ -1,7 +1,6 @@
 """The command line of visualize.py: the pictures and numbers of each command, and its errors."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.maps import routing_maps
-from timm_moe_dg.analysis.run_view import open_run, redraw_routers
+from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
 
 pytest.importorskip("matplotlib")
@@ -90,13 +89,6 @@ def test_invariance_of_sprites_and_of_untrained_routers(run):
     assert trained == numbers(run, "invariance")
 
 
-def test_new_routers_change_nothing_else(run):
-    before, model = open_run(run).model.state_dict(), open_run(run).model
-    redraw_routers(model)
-    changed = {".router." in name for name, value in model.state_dict().items() if not torch.equal(before[name], value)}
-    assert changed == {True}
-
-
 def test_curves_need_no_network(tmp_path):
     run = make_run(tmp_path, "gmoe_tiny_patch16")
     (run / "best" / "model.safetensors").unlink()
@@ -161,9 +153,3 @@ def test_a_dense_run_says_so(run, monkeypatch):
     for command in ("experts", "attributes", "invariance"):
         refused(r"ArgumentError: model='VisionTransformer': is a dense model without", command, run)
     visualize("attention", run, "--columns", "1")  # a dense model has attention too
-
-
-def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for command in ("experts", "attention", "curves"):
-        refused(r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'", command, run)
