@@ -24,7 +24,7 @@ from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
-from timm_moe_dg.results.papers import why_no_figures
+from timm_moe_dg.results.papers import rows_without_figures
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import (
     OFFICIAL_RULES,
@@ -132,7 +132,8 @@ def main(argv: Sequence[str]) -> None:
         left_out = [run for run in runs if run.test_domains and not is_tabled(run, tables)]
         note(f"holds out {len(run.test_domains)} domains, in no table: {run.folder}" for run in left_out)
     print_tables(args, tables)
-    note(why_no_figures(tables) if args.papers else ())
+    without = rows_without_figures(tables) if args.papers else ()
+    note(f"papers: {row}: no recipe has its settings, so no figure stands beside it" for row in without)
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))

@@ -1,4 +1,4 @@
-"""Discovered domains, usage and forced experts of a small MoGE model whose routing is known."""
+"""Discovered domains and forced experts of a small MoGE model whose routing is known."""
 
 import pytest
 import timm
@@ -11,7 +11,6 @@ from timm_moe_dg.analysis.geography import (
     cell_width,
     domain_map,
     domains_at,
-    expert_usage,
     forced_expert_matrix,
     map_extent,
 )
@@ -73,17 +72,6 @@ def test_the_extent_shows_all_places_and_cells_follow_the_radius():
     assert cell_width(extent, None) == pytest.approx(24 / 180)
     assert cell_width(WORLD, 181.0) * 111.2 == pytest.approx(181.0 / 1.5)
     assert cell_width(WORLD, 1.0) == 1.0  # not a million cells
-
-
-def test_usage_counts_the_routed_images(model: nn.Module) -> None:
-    usage = expert_usage(model, PLACES)
-    assert (usage.num_routed, usage.blocks) == (5, [0, 2])
-    assert usage.frequency.tolist() == [pytest.approx([0.4, 0.2, 0.2, 0.2])] * 2
-    torch.testing.assert_close(usage.selected.sum(1), torch.full((2,), 2.0).double())
-    torch.testing.assert_close(usage.weight.sum(1), torch.ones(2).double())
-    # cosine 1 against 0 at scale 2: the best of two experts has weight e^2 / (e^2 + 1)
-    best = torch.tensor(2.0).exp() / (torch.tensor(2.0).exp() + 1)
-    assert usage.weight[0, 3].item() == pytest.approx(0.2 * best.item(), abs=1e-6)  # chosen once, never second
 
 
 def test_the_forced_matrix_is_each_expert_on_each_domain(model: nn.Module) -> None:

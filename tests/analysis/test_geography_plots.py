@@ -1,11 +1,11 @@
-"""The map of discovered domains, its colors and names; expert usage."""
+"""The map of discovered domains, its colors and names."""
 
 import numpy as np
 import torch
 
 from timm_moe_dg.analysis import geography_plots
-from timm_moe_dg.analysis.geography import WORLD, DomainMap, ExpertUsage
-from timm_moe_dg.analysis.geography_plots import FAR, coastlines, plot_domain_map, plot_expert_usage
+from timm_moe_dg.analysis.geography import WORLD, DomainMap
+from timm_moe_dg.analysis.geography_plots import FAR, coastlines, plot_domain_map
 from timm_moe_dg.analysis.style import SHARED_COLOR, expert_color
 
 
@@ -48,12 +48,3 @@ def test_coastlines_are_small_and_where_the_land_is():
     assert max(np.abs(np.diff(line[:, 0])).max() for line in lines) < 20.0  # none leaps across the map
     for place in ((-5.6, 36.0), (-67.3, -55.9), (18.5, -34.1), (153.6, -28.6)):  # Gibraltar, Horn, Good Hope, Byron
         assert np.hypot(*(points - place).T).min() < 1.5
-
-
-def test_an_expert_has_its_color_in_both_of_its_bars_and_panels_have_their_blocks(figures, tmp_path):
-    shares = (torch.full((3, 3), share) for share in (1 / 3, 0.5, 1 / 3))
-    plot_expert_usage(ExpertUsage(*shares, num_routed=6, blocks=(6, 8, 10)), tmp_path / "a.png")
-    bars = figures[0].axes[0].patches
-    assert [hexed(bar.get_facecolor()) for bar in bars] == [expert_color(index) for index in (0, 1, 2, 0, 1, 2)]
-    assert np.allclose([bar.get_height() for bar in bars], [1 / 3] * 3 + [0.5] * 3)
-    assert [axes.get_title() for axes in figures[0].axes] == ["block 6", "block 8", "block 10"]

@@ -18,7 +18,6 @@ from timm_moe_dg.results.new_site import (
     new_site,
     prediction_interval,
     recommendation,
-    render_site,
     sentences,
     site_frame,
     site_tables,
@@ -171,13 +170,6 @@ def test_one_domain_and_other_data_are_refused(argument: str, runs: list[Finishe
     with pytest.raises(RecordError, match=rf"^{argument}"):
         new_site(runs)
     assert len(new_site([run([0], 0.5), run([1], 0.5), *OTHER_COLUMNS]).rows) == 2
-
-
-def test_names_are_escaped() -> None:
-    site = new_site(sweep({"a|<b>": DENSE, "c\nd": SPARSE}))
-    assert "<b>" not in render_site(site, "markdown")
-    assert "c\\nd" in render_site(site, "text")
-    assert list(site_tables(site)["Rows compared"].row) == ["ERM, c\nd", "ERM, a|<b>"]
 
 
 def test_only_domains_with_a_common_seed_count_as_compared() -> None:

@@ -70,7 +70,7 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
 def test_pictures_and_their_numbers(run: Path) -> None:
     pytest.importorskip("matplotlib")
     findings = visualize(run)
-    for name in ("map", "routing", "forced_experts", "curves"):
+    for name in ("map", "forced_experts", "curves"):
         assert (run / "figures" / f"{name}.png").stat().st_size > 2000
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
     domains = [domain for domain in geo_digits() if domain.role == "id"]
@@ -123,7 +123,7 @@ def test_without_matplotlib_the_numbers_are_written(run, monkeypatch, caplog) ->
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     visualize(run)
     assert {path.name for path in (run / "figures").iterdir()} == {"analysis.json", "forced_experts.json"}
-    for name in ("curves", "map", "routing", "forced_experts"):
+    for name in ("curves", "map", "forced_experts"):
         assert f"{name}.png is not drawn: drawing needs matplotlib" in caplog.text
 
 

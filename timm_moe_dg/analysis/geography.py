@@ -1,7 +1,7 @@
-"""What a MoGE model's experts do: discovered domains, usage, and the accuracy of each expert on each domain.
+"""What a MoGE model's experts do: discovered domains, and the accuracy of each expert on each domain.
 
 The discovered domain of a place is the routed expert with the largest weight there. The model is not wrapped.
-Axes: L mixture layers, E routed experts, B images or places.
+Axes: E routed experts, B images or places.
 """
 
 import math
@@ -41,16 +41,6 @@ class DomainMap(NamedTuple):
     radius: float | None = None  # km, beyond which the model does not route; None if it routes everywhere
 
 
-class ExpertUsage(NamedTuple):
-    """Routing statistics over a set of images."""
-
-    frequency: Tensor  # (L, E) share of the routed images with the largest weight; rows sum to 1
-    selected: Tensor  # (L, E) share for which it is among the top K; rows sum to K
-    weight: Tensor  # (L, E) mean weight; rows sum to 1
-    num_routed: int  # images with metadata
-    blocks: Sequence[int]  # transformer blocks that hold the layers
-
-
 class ExpertMatrix(NamedTuple):
     """Accuracy by discovered domain of the sample and by forced expert (MoGE, Figure 3)."""
 
@@ -67,13 +57,6 @@ def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
     return layers
 
 
-def _encode(model: Network, metadata: Tensor) -> tuple[Tensor, Tensor]:
-    """Encodes metadata: context vectors (B, D), and whether the model routes each place, bool (B,)."""
-    codes = geo_layers(model)[-1].router.codes
-    # Of the images, the encoder uses the batch size alone
-    return model.metadata_encoder(codes.new_zeros(len(metadata), 1), metadata.to(codes.device))
-
-
 def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.
 
@@ -82,7 +65,9 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """
     layers = geo_layers(model)
     with evaluation_mode(model):
-        context, is_routed = _encode(model, metadata)
+        # Of the images, the encoder uses the batch size alone
+        codes = layers[-1].router.codes
+        context, is_routed = model.metadata_encoder(codes.new_zeros(len(metadata), 1), metadata.to(codes.device))
         return discovered_domains(layers[-1].router(context)._replace(routed=is_routed)).cpu()
 
 
@@ -143,18 +128,6 @@ def _centers(low: float, high: float, step: float) -> Tensor:
     """Centers of equal cells, of at most `step` degrees, from `low` to `high`."""
     number = math.ceil((high - low) / step - 1e-9)
     return low + (torch.arange(number) + 0.5) * ((high - low) / number)
-
-
-def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
-    """Counts which experts the places `metadata` (B, ...) are routed to. No image is needed."""
-    layers = geo_layers(model)
-    with evaluation_mode(model):
-        context, is_routed = _encode(model, metadata)
-        weights_LBE = torch.stack([layer.router(context[is_routed]).probabilities for layer in layers]).cpu()
-    best = nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
-    shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    with_experts = [index for index, block in enumerate(model.blocks) if {*block.modules()} & {*layers}]
-    return ExpertUsage(*shares, int(is_routed.sum()), with_experts)
 
 
 def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:

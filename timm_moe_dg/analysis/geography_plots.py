@@ -1,4 +1,4 @@
-"""Pictures of a MoGE run: its world map, the usage of its experts, and the accuracy of each expert on each domain.
+"""Pictures of a MoGE run: its world map, and the accuracy of each expert on each domain.
 
 Coastlines are those of Natural Earth, see coastlines.md. The numbers behind the pictures go to analysis.json and
 forced_experts.json.
@@ -20,11 +20,9 @@ from ..storage.files import json_text, write_text
 from .geography import (
     DomainMap,
     ExpertMatrix,
-    ExpertUsage,
     cell_width,
     domain_map,
     domains_at,
-    expert_usage,
     forced_expert_matrix,
     geo_layers,
     map_extent,
@@ -49,8 +47,6 @@ FAR = 1000.0  # km to the nearest training coordinate; routed cells beyond are p
 VEIL = 0.7  # opacity of the white over pale cells
 WIDTH = 6.4  # inches, of the map
 _LEGEND_COLUMNS = 6
-_EVEN: Style = {"color": "black", "linestyle": ":", "linewidth": 1}
-_SELECTED = 0.4  # opacity of the bars of selected experts
 
 
 def is_geographic(view: RunView, role: str) -> bool:
@@ -59,7 +55,7 @@ def is_geographic(view: RunView, role: str) -> bool:
 
 
 def draw_domains(view: RunView, figures: Path, role: str) -> dict[str, object]:
-    """Draws map.png (if the metadata are coordinates) and routing.png, and writes their numbers to analysis.json.
+    """Draws map.png if the metadata are coordinates, and writes the numbers to analysis.json.
 
     "nmi" of the returned numbers is the agreement of discovered domains with the groups.
     """
@@ -79,18 +75,15 @@ def draw_domains(view: RunView, figures: Path, role: str) -> dict[str, object]:
         shown, dashed = ({name: rows[:, :2] for name, rows in table.items()} for table in (places, held_out))
         with optional_picture(figures / "map.png") as path:
             plot_domain_map(_map(view.model, [*shown.values(), *dashed.values()]), path, shown, dashed)
-    usage = expert_usage(view.model, metadata)
-    with optional_picture(figures / "routing.png") as path:
-        plot_expert_usage(usage, path)
     # The last column counts images without a discovered domain, whose index is -1
-    counts = torch.zeros(len(places), usage.frequency.shape[1] + 1, dtype=torch.long)
+    num_experts = geo_layers(view.model)[-1].experts.num_experts
+    counts = torch.zeros(len(places), num_experts + 1, dtype=torch.long)
     counts.index_put_((groups, discovered), torch.ones_like(discovered), accumulate=True)
     numbers: dict[str, object] = {
         "role": role,
         "groups": list(places),
         "nmi": float(normalized_mutual_info_score(groups, discovered)),
         "images_by_group_and_domain": counts.tolist(),
-        "expert_usage": {name: value.tolist() for name, value in usage._asdict().items() if torch.is_tensor(value)},
     }
     write_text(figures / "analysis.json", json_text(numbers, indent=2))
     return numbers
@@ -215,29 +208,6 @@ def _without_unknown(groups: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Drops NaN coordinates, and groups that have no others."""
     rows = {name: lonlat[~lonlat.isnan().any(dim=1)].numpy() for name, lonlat in groups.items()}
     return {name: lonlat for name, lonlat in rows.items() if len(lonlat)}
-
-
-def plot_expert_usage(usage: ExpertUsage, path: Path) -> None:
-    """Draws, for each mixture layer, how often each expert has the largest weight and how often it is selected."""
-    layers, num_experts = usage.frequency.shape
-    positions, colors = np.arange(num_experts), list(map(expert_color, range(num_experts)))
-    across = min(layers, 2)
-    down = -(-layers // across)
-    with picture(path, max(3.4, 0.26 * num_experts) * across + 1.0, 3.0 * down + 0.8) as figure:
-        panels = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
-        for index, (axes, block) in enumerate(zip(panels, usage.blocks, strict=False)):
-            for shift, shares, opacity in ((-0.2, usage.frequency, 1.0), (0.2, usage.selected, _SELECTED)):
-                axes.bar(positions + shift, shares[index].numpy(), 0.4, color=colors, alpha=opacity)
-            axes.axhline(1 / num_experts, **_EVEN)
-            axes.set(title=f"block {block}", xlabel="expert")
-            axes.set(xticks=positions[:: -(-num_experts // 8)])  # there is room for eight numbers
-        for axes in panels[layers:]:
-            axes.remove()
-        figure.supylabel(f"share of {usage.num_routed} images", size="medium")
-        solid, pale = swatch("#555555", "largest weight"), swatch("#555555", "among the selected")
-        pale.set_alpha(_SELECTED)
-        even = figure.axes[0].axhline(1 / num_experts, **_EVEN, label="even use")
-        figure.legend(handles=[solid, pale, even], **{**LEGEND_BELOW, "ncols": across + 1})
 
 
 def plot_expert_matrix(matrix: ExpertMatrix, path: Path) -> None:
