@@ -24,7 +24,7 @@ from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
-from timm_moe_dg.results.papers import why_no_figures
+from timm_moe_dg.results.papers import rows_without_figures
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.results.tables import (
     OFFICIAL_RULES,
@@ -34,7 +34,6 @@ from timm_moe_dg.results.tables import (
     Table,
     is_tabled,
     make_tables,
-    why_no_table,
 )
 
 DATA_FORMATS = ("csv", "json")  # for other programs
@@ -60,7 +59,7 @@ def build_parser() -> ToolParser:
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
     relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"
     add("--relative-to", metavar="ROW", help=relative)
-    pair = "print two rows side by side with their difference and the papers' figures (rows are named as above)"
+    pair = "print two rows side by side with their difference and its paired test (rows are named as above)"
     add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--papers", action="store_true", help="set the papers' figures beside the columns, for runs of their recipes")
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
@@ -122,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
-    reasons = [f"{rule}: {why_no_table(rule, runs)}" for rule in without_table]
+    reasons = [f"{rule}: no run has the held-out domains or scores that this rule needs" for rule in without_table]
     if not tables:
         raise RecordError("; ".join(reasons) or "rules: no rule has all of its runs; see sweep --status")
     if args.whole_domain:
@@ -133,7 +132,8 @@ def main(argv: Sequence[str]) -> None:
         left_out = [run for run in runs if run.test_domains and not is_tabled(run, tables)]
         note(f"holds out {len(run.test_domains)} domains, in no table: {run.folder}" for run in left_out)
     print_tables(args, tables)
-    note(why_no_figures(tables) if args.papers else ())
+    without = rows_without_figures(tables) if args.papers else ()
+    note(f"papers: {row}: no recipe has its settings, so no figure stands beside it" for row in without)
     if args.ablation:
         setting, column, path = args.ablation
         plot_ablation(tables[0], setting, column, Path(path))

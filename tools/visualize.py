@@ -27,7 +27,7 @@ from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.cli.values import non_negative_int, positive, positive_int, run_folder
+from timm_moe_dg.cli.values import non_negative_int, positive_int, run_folder
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.results.runs import domain_names
@@ -70,7 +70,6 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     add("--split-by-photograph", action=argparse.BooleanOptionalAction, help=same)
     block = "index of the transformer block (default: the last one with experts)"
     add("--block", type=non_negative_int, metavar="I", help=block)
-    add("--parts", nargs="+", default=[], metavar="PART", help="parts of the objects to mark and to join by lines")
     add("--twin", type=run_folder, metavar="RUN", help="run of the dense model, drawn above the other")
     add("--max-images", type=positive_int, metavar="N", help="maximum number of images of each domain (default: all)")
     baseline = "initialize the routers again, as a baseline; the results go to figures/untrained_router/"
@@ -79,8 +78,6 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     add("--permutations", type=positive_int, default=199, metavar="N", help=null)
     add("--cub", type=Path, metavar="DIR", help="folder CUB_200_2011, for runs on its photographs or on CUB-DG")
     add("--role", choices=("id", "ood"), default="id", help="images to analyze (default: %(default)s)")
-    step = "largest width of the map's cells, in degrees (default: by the extent of the data and the coverage radius)"
-    add("--map-step", type=positive, metavar="DEGREES", help=step)
     picture = "picture to write (default: %(default)s)"
     add("--output", type=Path, default=Path("examples.png"), metavar="FILE", help=picture)
 
@@ -93,7 +90,7 @@ def data(options: argparse.Namespace) -> None:
 
 def experts(options: argparse.Namespace) -> None:
     """Draws the first expert of each patch."""
-    draw(draw_experts, options, "images", "target", "columns", "block", "parts", "cub")
+    draw(draw_experts, options, "images", "target", "columns", "block")
 
 
 def attention(options: argparse.Namespace) -> None:
@@ -128,7 +125,7 @@ def format_test(test: PermutationTest) -> str:
 
 def domains(options: argparse.Namespace) -> None:
     """Draws the discovered domains of a MoGE model."""
-    numbers = draw(draw_domains, options, "role", "map_step")
+    numbers = draw(draw_domains, options, "role")
     print(f"agreement of discovered domains with groups (NMI) {numbers['nmi']:.3f}")
 
 
@@ -183,10 +180,10 @@ def draw(function: Callable[..., Any], options: argparse.Namespace, *names: str)
 NETWORK = ("data_dir", "device", "batch_size")
 PICTURES = (*NETWORK, "images", "class", "columns")
 STATISTICS = (*NETWORK, "block", "max_images", "untrained_router", "permutations")
-GEOGRAPHY = (*NETWORK, "role", "map_step")
+GEOGRAPHY = (*NETWORK, "role")
 # The function of each command, and its options
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Sequence[str]]] = {
-    "experts": (experts, (*PICTURES, "split_by_photograph", "block", "parts", "cub")),
+    "experts": (experts, (*PICTURES, "split_by_photograph", "block")),
     "attention": (attention, (*PICTURES, "twin")),
     "attributes": (attributes, (*STATISTICS, "cub")),
     "invariance": (invariance, (*STATISTICS, "split_by_photograph")),

@@ -6,17 +6,13 @@ import pytest
 import torch
 
 from timm_moe_dg.analysis.annotations import (
-    AnnotatedDomain,
     area_members,
-    middles,
-    nearest_patches,
     patch_centers,
     point_members,
     read_cub,
 )
 from timm_moe_dg.analysis.run_view import picture_key
-from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.errors import ArgumentError, DataError
+from timm_moe_dg.errors import DataError
 
 FILES = {
     "images.txt": "1 001.Crow/Crow_1.jpg\n2 002.Owl/Owl_7.jpg\n",
@@ -57,17 +53,6 @@ def test_a_copy_without_attributes_has_none(cub):
     assert read_cub(cub).attributes is not None
 
 
-def test_a_part_is_in_the_middle_of_its_patches_and_nowhere_without_any():
-    members = torch.tensor([[[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]]]).bool()
-    photographs = FolderDomain("a", ("crow",), [0, 0], ["1", "2"])
-    birds = AnnotatedDomain(photographs, [0, 1], ["a", "b"], members, ("beak", "tail"), None, ())
-    first, second = middles(birds, ["tail", "beak"], (2, 3))
-    assert first == {"tail": pytest.approx((5 / 6, 3 / 4)), "beak": pytest.approx((2 / 6, 1 / 4))}
-    assert second == {"tail": pytest.approx((1 / 6, 2 / 4))}
-    with pytest.raises(ArgumentError, match=r"parts='beek': no such part; did you mean beak\?"):
-        middles(birds, ["beek"], (2, 3))
-
-
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
@@ -94,13 +79,13 @@ def test_centers_run_in_rows():
 
 def test_the_nearest_nine_by_hand():
     """14 x 14 patches of 16 pixels: at a center a 3 x 3 block; in a corner the nine of its quarter disc."""
-    centers = patch_centers((14, 14), (224, 224))
-    block = nearest_patches(torch.tensor([5 * 16 + 8.0, 3 * 16 + 8.0]), centers)
-    assert block[0] == 3 * 14 + 5
-    assert sorted(block.tolist()) == sorted(r * 14 + c for r in (2, 3, 4) for c in (4, 5, 6))
-    corner = nearest_patches(torch.tensor([0.0, 0.0]), centers)
+    points, box = torch.tensor([[[5 * 16 + 8.0, 3 * 16 + 8.0], [0.0, 0.0]]]), torch.tensor([[0.0, 0.0, 224.0, 224.0]])
+    members = point_members(points, torch.ones(1, 2).bool(), box, patch_centers((14, 14), (224, 224)))
+    block, corner, _ = ([int(index) for index in part.nonzero()] for part in members[0])
+    assert block == [r * 14 + c for r in (2, 3, 4) for c in (4, 5, 6)]
     squares = {r * 14 + c: (16 * c + 8) ** 2 + (16 * r + 8) ** 2 for r in range(14) for c in range(14)}
-    assert corner.tolist() == sorted(squares, key=lambda index: (squares[index], index))[:9]  # ties: the lower index
+    nearest = sorted(squares, key=lambda index: (squares[index], index))[:9]  # ties: the lower index
+    assert corner == sorted(nearest)
 
 
 def test_points_count_where_they_are_visible_and_the_rest_of_the_box_is_no_background():

@@ -1,4 +1,4 @@
-"""Discovered domains, usage and forced experts of a small MoGE model whose routing is known."""
+"""Discovered domains and forced experts of a small MoGE model whose routing is known."""
 
 import pytest
 import timm
@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from timm_moe_dg.analysis.geography import domain_map, domains_at, expert_usage, forced_expert_matrix
+from timm_moe_dg.analysis.geography import (
+    WORLD,
+    cell_width,
+    domain_map,
+    domains_at,
+    forced_expert_matrix,
+    map_extent,
+)
 from timm_moe_dg.analysis.geography_plots import plot_expert_matrix
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.layers import GeoMoeMlp
@@ -48,26 +55,23 @@ def test_the_domain_of_a_place_is_its_best_expert(model: nn.Module) -> None:
 
 
 def test_the_map_has_longitude_across_and_latitude_up(model: nn.Module) -> None:
-    domains = domain_map(model, step=30.0)
+    domains = domain_map(model, WORLD, step=31.0)  # at most
     assert domains.experts.shape == (6, 12)
-    assert domains.longitude.tolist()[:2] == [-165.0, -135.0]
-    assert domains.latitude.tolist()[:2] == [-75.0, -45.0]
     assert domains.experts[0].tolist() == [3] * 6 + [2] * 6  # the south: west, then east
     assert domains.experts[-1].tolist() == [1] * 6 + [0] * 6
-    assert domains.num_experts == 4
-    with pytest.raises(ArgumentError, match="step"):
-        domain_map(model, step=0)
+    assert (domains.extent, domains.num_experts) == (WORLD, 4)
 
 
-def test_usage_counts_the_routed_images(model: nn.Module) -> None:
-    usage = expert_usage(model, PLACES)
-    assert (usage.num_routed, usage.num_images) == (5, 6)
-    assert usage.frequency.tolist() == [pytest.approx([0.4, 0.2, 0.2, 0.2])] * 2
-    torch.testing.assert_close(usage.selected.sum(1), torch.full((2,), 2.0).double())
-    torch.testing.assert_close(usage.weight.sum(1), torch.ones(2).double())
-    # cosine 1 against 0 at scale 2: the best of two experts has weight e^2 / (e^2 + 1)
-    best = torch.tensor(2.0).exp() / (torch.tensor(2.0).exp() + 1)
-    assert usage.weight[0, 3].item() == pytest.approx(0.2 * best.item(), abs=1e-6)  # chosen once, never second
+def test_the_extent_shows_all_places_and_cells_follow_the_radius():
+    places = torch.tensor([[10.0, 50.0], [30.0, 55.0], [float("nan"), 0.0]])
+    extent = map_extent([places])
+    assert extent == pytest.approx((8.0, 32.0, 46.5, 58.5))
+    assert map_extent([places], radius=556.0).west == pytest.approx(4.5)  # 5.5 degrees of margin
+    assert map_extent([places[2:]]) == WORLD == map_extent([torch.tensor([[-179.0, 0.0], [179.0, 0.0]])])
+    assert map_extent([torch.tensor([[179.9, 89.9]])]) == pytest.approx((179.0, 180.0, 89.5, 90.0))
+    assert cell_width(extent, None) == pytest.approx(24 / 180)
+    assert cell_width(WORLD, 181.0) * 111.2 == pytest.approx(181.0 / 1.5)
+    assert cell_width(WORLD, 1.0) == 1.0  # not a million cells
 
 
 def test_the_forced_matrix_is_each_expert_on_each_domain(model: nn.Module) -> None:

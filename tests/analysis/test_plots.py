@@ -13,12 +13,9 @@ from tests.invented import ARGS, make_record
 from tests.results.cells import table_of
 from timm_moe_dg.analysis.plots import (
     FILE,
-    accuracy_lines,
-    bars_of,
     chance,
     draw_learning_curves,
     learning_curves,
-    loss_lines,
     plot_accuracies,
     plot_examples,
     plot_learning_curves,
@@ -33,7 +30,6 @@ ROW = RowKey("ERM", "vit")
 
 def test_curves_are_losses_accuracies_domains_and_roles():
     records = [make_record(step=step, roles=ROLES, losses={"loss": 3.0 - step}) for step in (0, 1)]
-    assert [line.values for line in loss_lines(records)] == [[3.0, 2.0]]
     curves = learning_curves(records, ["a", "b", "c"])
     assert curves["training-domain validation"] == [0.5, 0.5]  # of 0.6 and 0.4
     assert "test domain (in)" not in curves  # a mean over id and ood groups would have no meaning
@@ -41,14 +37,6 @@ def test_curves_are_losses_accuracies_domains_and_roles():
     assert learning_curves(plain, ["a", "b", "c"])["test domain (in)"] == [0.8, 0.8]
     assert curves["b (out)"] == [0.5, 0.5]
     assert (curves["ood accuracy"], curves["ood worst accuracy"]) == ([0.5, 0.5], [0.25, 0.25])
-
-
-def test_losses_keep_their_colors_whatever_the_order_of_the_record():
-    losses = {"aux_loss": 1.0, "loss": 3.0, "task_loss": 2.0}
-    from_file = loss_lines([make_record(losses=losses)])
-    from_run = loss_lines([make_record(losses=dict(reversed(losses.items())))])
-    assert from_file == from_run
-    assert [line.label for line in from_run] == ["loss", "aux_loss", "task_loss"]
 
 
 def test_a_picture_that_cannot_be_drawn_or_written_does_not_fail_the_run(tmp_path, monkeypatch, caplog):
@@ -60,20 +48,17 @@ def test_a_picture_that_cannot_be_drawn_or_written_does_not_fail_the_run(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_held_out_domains_are_dashed_and_lines_without_values_are_left_out():
-    curves = {"training-domain validation": [0.5], "a (out)": [0.4], "b (out)": [0.3], "c (out)": [float("nan")]}
-    lines = accuracy_lines(curves, ["b (out)"])
-    assert [line.label for line in lines] == list(curves)[:3]
-    assert [(line.values, line.dashes) for line in lines] == [([50.0], "-"), ([40.0], "-"), ([30.0], "--")]
-    assert len({line.color for line in lines}) == 3
-
-
-def test_more_domains_than_colors_share_two_entries_of_the_legend():
-    curves = {f"{number} (out)": [0.5] for number in range(40)} | {"ood accuracy": [0.4]}
-    lines = accuracy_lines(curves, ["3 (out)", "4 (out)"])
-    labels = [line.label for line in lines if line.label]
-    assert labels == ["ood accuracy", "each training domain (out)", "each held-out domain (out)"]
-    assert len(lines) == 41
+def test_means_are_black_held_out_domains_dashed_and_lines_without_values_left_out(figures, tmp_path):
+    records = [make_record(out_acc=(0.6, 0.4, float("nan")), losses={"aux_loss": 1.0, "loss": 3.0}) for _ in range(2)]
+    plot_learning_curves(records, ["a", "b", "c"], tmp_path / "a.png")
+    upper, lower = figures[0].axes
+    held_out = records[0].test_domains
+    expected = [("training-domain validation", "-"), ("test domain (in)", "--")]
+    expected += [(f"{name} (out)", "--" if index in held_out else "-") for index, name in enumerate("ab")]
+    assert [(line.get_label(), line.get_linestyle()) for line in upper.lines[:-1]] == expected
+    assert [line.get_color() == "black" for line in upper.lines[:-1]] == [True, True, False, False]
+    assert upper.lines[2].get_ydata().tolist() == pytest.approx([60.0, 60.0])
+    assert [(line.get_label(), *line.get_ydata()) for line in lower.lines] == [("loss", 3, 3), ("aux_loss", 1, 1)]
 
 
 def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
@@ -81,16 +66,6 @@ def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
     for number in (1, 3):
         draw_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path, f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 5000
-
-
-def test_a_run_that_ends_with_an_average_of_weights_has_no_selected_step(tmp_path, monkeypatch):
-    axes = pytest.importorskip("matplotlib.axes").Axes
-    labels = []
-    monkeypatch.setattr(axes, "axvline", lambda *_, label, **__: labels.append(label))
-    records = [make_record(step=step) for step in (0, 1)]
-    plot_learning_curves(records, "abc", tmp_path / "plain.png")
-    plot_learning_curves([*records, replace(records[1], averaged=True)], "abc", tmp_path / "average.png")
-    assert labels == ["selected step 0"]
 
 
 def test_each_run_is_a_line_of_its_held_out_accuracy(tmp_path, figures):
@@ -115,26 +90,23 @@ def test_the_grid_has_the_first_image_of_each_class_and_domain(tmp_path, figures
     assert Image.open(tmp_path / "examples.png").width > 300
 
 
-def test_bars_are_percent_with_standard_errors_and_gaps():
-    heights, errors = bars_of(table_of({ROW: [{0: 0.5, 1: 0.7}, {0: 0.25}, {}]}, list("abc")).summary())
-    assert heights[:2] == pytest.approx([60.0, 25.0])
-    assert isnan(heights[2])
-    assert errors == pytest.approx([100 * 0.1 / 2**0.5, 0.0, 0.0])
-
-
 def runs_of(*classes):
     return [FinishedRun(Path("run"), [make_record(args={**ARGS, "num_classes": number})]) for number in classes]
 
 
-def test_bars_have_the_line_of_chance_and_the_number_of_seeds(tmp_path, figures):
-    rows = {ROW: [{0: 0.5, 1: 0.7}, {0: 0.5}], RowKey("ERM", "gmoe_x"): [{}, {}]}
+def test_bars_are_percent_with_errors_gaps_the_line_of_chance_and_the_number_of_seeds(tmp_path, figures):
+    rows = {ROW: [{0: 0.5, 1: 0.7}, {0: 0.25}], RowKey("ERM", "gmoe_x"): [{}, {}]}
     table = table_of(rows, ["a", "b"], runs={row: runs_of(5) for row in rows})
     plot_accuracies([table], tmp_path / "a.png")
     axes = figures[0].axes[0]
     assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [20.0]
-    assert {text.get_position()[1] for text in axes.texts if text.get_text() == "missing"} == {21.0}  # above chance
+    missing, bars = (np.array([bar.get_height() for bar in container]) for container in axes.containers[1::2])
+    assert np.isnan(missing).all()
+    assert bars == pytest.approx([60.0, 25.0])
+    segments = axes.containers[2].lines[2][0].get_segments()
+    assert [high[1] - low[1] for low, high in segments] == pytest.approx([2 * 100 * 0.1 / 2**0.5, 0.0])
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert labels == ["ERM, gmoe_x (0 seeds)", "ERM, vit (1 to 2 seeds)"]
+    assert labels == ["ERM, gmoe_x (seeds: 0)", "ERM, vit (seeds: 1 to 2)", "guessing"]
     assert chance(table) == 20.0
     assert isnan(chance(replace(table, runs={ROW: runs_of(4, 5)})))  # of different numbers of classes
     assert isnan(chance(replace(table, runs={})))

@@ -7,7 +7,6 @@ import pytest
 
 from tests.invented import write_sweep
 from tests.load_tool import load_tool
-from timm_moe_dg.analysis.plots import bars_of
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, Column, make_tables
 
@@ -62,5 +61,4 @@ def test_every_kind_of_table_takes_every_column(folder):
     assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
     for table in tables:
         assert table.columns[-len(columns) :] == [column.title for column in columns]
-        heights, errors = bars_of(table.summary().loc[table.rows[0]])
-        assert len(heights) == len(errors) == len(table.columns)
+        assert len(table.summary().loc[table.rows[0]]) == len(table.columns)

@@ -8,7 +8,6 @@ import shlex
 from dataclasses import dataclass, replace
 from math import nan
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -31,14 +30,12 @@ from tests.hub.published import (
 )
 from tests.hub_server import card_mistakes
 from tests.invented import ARGS, make_record
-from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.errors import CheckpointError, RecordError
+from timm_moe_dg.errors import RecordError
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.hub.card import card_data, losses_in_effect, write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, load_folder
 from timm_moe_dg.hub.push import push_folder
-from timm_moe_dg.networks.build import build_network, data_config, save_network
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS, run_parser
 from timm_moe_dg.protocols.records import Record
 
@@ -113,18 +110,6 @@ def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):
     assert "| ood | 62.5 | 25.0 (Africa) | 37.5 |" in text
 
 
-def test_an_average_of_weights_is_named_and_is_no_choice_between_evaluations(tmp_path):
-    fill_from_network(tmp_path, fine_tuned())
-    records = invented_records(averaging="swad")
-    averaged = [*records, replace(records[-1], averaged=True)]
-    for evaluations, rule in ((records, "training-domain validation"), (averaged, "none.")):
-        origin = Origin("random initialization", records=evaluations)
-        card = write_card(tmp_path, load_folder(tmp_path), REPOSITORY, origin, CARDS)
-        assert "- Method: ERM, weights averaged (`swad`); lr" in card.text
-        assert re.findall("- Selection rule: (.*)", card.text)[0].startswith(rule)
-        assert ("of the averaged weights" in card.text) == (rule == "none.")
-
-
 @pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny", "moge_small_patch32_384", "erm_le_tiny_patch16"])
 def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch, capsys):
     network = fine_tuned(name)
@@ -140,31 +125,12 @@ def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch
     assert capsys.readouterr().out.strip() in CLASSES
 
 
-def test_the_snippet_reads_images_of_16_bits_as_the_tools_do(tmp_path, monkeypatch):
-    (snippet,) = re.findall(r"```python\n(.*?)```", card_of_run(tmp_path).text, re.DOTALL)
-    values = np.random.default_rng(0).integers(0, 2**16, (40, 30)).astype(np.uint16)
-    Image.fromarray(values).save(tmp_path / "image.png")
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    snippet = snippet.replace(f"hf-hub:{REPOSITORY}", f"local-dir:{tmp_path / 'folder'}")
-    exec(snippet.replace("image.jpg", "image.png"), names)
-    torch.testing.assert_close(names["images"][0], names["transform"](read_pixels(str(tmp_path / "image.png"))))
-
-
 @pytest.mark.parametrize("name", ["moge_tiny", "erm_le_tiny_patch16"])
 @pytest.mark.parametrize(("encoder", "place"), [("location_id", "[17]"), ("spherical_harmonics", "[[13.4, 52.5]]")])
 def test_the_snippet_gives_the_kind_of_metadata_that_the_model_reads(name, encoder, place, tmp_path):
     text = card_of_run(tmp_path, fine_tuned(name, metadata_encoder=encoder)).text
     assert f"metadata = torch.tensor({place})" in text
     assert "probabilities = model(images, metadata).softmax" in text
-
-
-def test_the_snippet_of_a_shared_expert_gives_no_metadata(tmp_path):
-    network = fine_tuned("moge_tiny")
-    network.set_expert_mode("shared")
-    text = card_of_run(tmp_path, network).text
-    assert "probabilities = model(images).softmax" in text
-    assert "Only the shared expert was trained. Pass no metadata" in text
 
 
 def test_the_snippet_of_a_model_with_columns_names_them_and_gives_a_number_for_each(tmp_path):
@@ -191,15 +157,6 @@ def test_an_upcycled_starting_point_is_described(tmp_path):
     assert (card.data.base_model, card.data.base_model_relation) == (source, "finetune")
     assert "touvron2021deit" in card.text
     assert "}\n\n@" in card.text
-
-
-def test_a_configuration_that_lacks_what_its_card_states_is_named(tmp_path):
-    fill_from_network(tmp_path, fine_tuned())
-    network, config = load_folder(tmp_path), config_of(tmp_path)
-    del config["model_args"]["top_k"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"^config\.json: lacks what a card states, .*top_k"):
-        write_card(tmp_path, network, REPOSITORY, Origin("random initialization"), CARDS)
 
 
 MODEL = ["--model", "gmoe_tiny_patch16", "--steps", "7", "--aux-coef", "0.02"]
@@ -325,38 +282,6 @@ def test_the_table_has_every_domain_with_its_role_and_numbers(published):
             assert ("out-of-distribution" in role) == (domain.role == "ood")
 
 
-def test_the_headline_is_taken_over_what_is_out_of_distribution(published):
-    record = published.record()
-    (meaning, value) = re.findall(r"reported number is ([^:]*): \*\*([\d.]+)\*\*", published.text)[0]
-    held_out = [record.in_acc[index] for index in record.test_domains]
-    if not held_out:
-        assert value == percent(sum(record.out_acc) / len(record.out_acc))
-        assert "no domain was held out" in meaning
-    elif record.roles:
-        assert value == percent(record.roles["ood"]["accuracy"])
-        assert "out-of-distribution" in meaning
-    else:
-        assert value == percent(sum(held_out) / len(held_out))
-        assert ("mean" in meaning) == (len(held_out) > 1)
-
-
-def test_what_is_said_about_the_splits_is_what_was_done(published):
-    sentences = re.findall(r"^- Splits: (.*)\.$", published.text, re.MULTILINE)
-    assert len(sentences) == 1
-    official = all(domain.split is not None for domain in published.plan.domains)
-    assert ("the data's own" in sentences[0]) == official
-    assert ("% (out)" in sentences[0]) == (not official and not published.plan.options.split_by_photograph)
-    assert ("by photograph" in sentences[0]) == published.plan.options.split_by_photograph
-    assert ("(determines the splits)" in published.text) == ("at random" in sentences[0])
-    if "at random" in sentences[0]:
-        inside, outside = map(float, re.findall(r"([\d.]+)% \((?:in|out)\)", sentences[0]))
-        for split in published.plan.splits:
-            number = len(split.inside) + len(split.outside)
-            assert len(split.inside) == number - int(number * outside / 100)
-        assert (inside, outside) == (80, 20)
-    assert "80" not in sentences[0] or not official
-
-
 def test_the_method_names_the_losses_that_ran_with_their_coefficients(published):
     (line,) = re.findall(r"^- Method: (.*)\.$", published.text, re.MULTILINE)
     method, _, hparams = line.partition("; ")
@@ -405,11 +330,3 @@ def test_the_card_claims_no_origin_and_names_where_the_package_is(published):
     repository = yaml.safe_load((CARDS.parent / "CITATION.cff").read_text()).get("repository-code")
     assert "pip install" in published.text
     assert (f"pip install git+{repository}" in published.text) == (repository is not None)
-
-
-def test_config_json_of_a_run_has_no_tag_of_weights_that_were_not_loaded(tmp_path):
-    network = build_network(
-        "gmoe_tiny_patch16", 3, img_size=32, model_kwargs={"embed_dim": 24, "depth": 2, "num_heads": 2}
-    )
-    save_network(network, tmp_path, ("a", "b", "c"), data_config(network, 32))
-    assert {"tag", "license", "paper_ids"}.isdisjoint(config_of(tmp_path)["pretrained_cfg"])

@@ -30,14 +30,15 @@ def test_the_command_gives_every_option_of_the_run_back():
     assert {name: again[name] for name in expected} == expected
 
 
-def test_the_command_of_a_run_without_test_domains_says_so():
-    args = {"dataset": "rotated_digits", "test_envs": [], "filled_in": ["lr"], "lr": 0.1}
-    assert training_command(args).endswith(" --test-domains none")
-
-
-def test_the_command_has_the_launchers_precision():
-    args = {"dataset": "rotated_digits", "mixed_precision": "bf16"}
-    assert training_command(args) == "accelerate launch --mixed_precision bf16 -m timm_moe_dg finetune"
+@pytest.mark.parametrize(
+    ("args", "command"),
+    [
+        ({"test_envs": [], "filled_in": ["lr"], "lr": 0.1}, "-m timm_moe_dg finetune --test-domains none"),
+        ({"mixed_precision": "bf16"}, "--mixed_precision bf16 -m timm_moe_dg finetune"),
+    ],
+)
+def test_the_command_has_no_test_domains_and_the_launchers_precision(args, command):
+    assert training_command({"dataset": "rotated_digits", **args}) == f"accelerate launch {command}"
 
 
 def test_only_absolute_paths_are_shortened():

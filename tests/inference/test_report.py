@@ -19,14 +19,13 @@ from timm_moe_dg.data.readers.folders import read_folder
 from timm_moe_dg.data.splits import group_part, split_domains
 from timm_moe_dg.errors import ArgumentError, DataError, RecordError
 from timm_moe_dg.inference.report import ReportSettings, cautions, evaluate_network, read_run, report
-from timm_moe_dg.losses import record_routing, router_outputs
 from timm_moe_dg.networks.build import build_network, data_config, save_network
 from timm_moe_dg.networks.trained import class_positions
 
 EVIL_CLASSES, EVIL_DOMAINS = ("<script>alert(1)", "a & b", 'quo"te', "$\\frac{$"), ("<b>bold", "plain", "x" * 70)
 DOMAINS, CLASSES = ("a", "b", "c"), ("x", "y", "z")
 SECTIONS = ("at-a-new-site", "warnings", "results", "the-network-on-new-images", "experts-and-attention")
-ALWAYS = ("at-a-new-site", "warnings", "results", "runs", "settings")
+ALWAYS = ("at-a-new-site", "warnings", "results", "runs")
 LOADING = {"src", "href", "srcset", "action", "data", "poster", "background"}
 
 
@@ -109,13 +108,12 @@ def run(tmp_path_factory, data):
 def test_a_run_has_all_sections_and_pictures_and_names_with_markup_are_text(run):
     pytest.importorskip("matplotlib")
     page = page_of(run)
-    assert tuple(page.ids) == (*SECTIONS, "runs", "settings", "learning-curves", "command")
+    assert tuple(page.ids) == (*SECTIONS, "runs", "learning-curves", "command")
     assert page.tags.count("img") == 5  # confusions, reliability, experts, attention, curves
     assert "too few to show what to expect at a new site" in page.text
     for name in (*EVIL_DOMAINS, "<i>run"):
         assert name in page.text
     assert not {"b", "i"} & set(page.tags)
-    assert "lr 0.25" in page.text
     assert "--lr 0.25" in page.text
     assert "aux_coef" not in page.text  # has its default
 
@@ -136,7 +134,6 @@ def test_without_experts_data_network_or_matplotlib_a_page_has_the_rest(run, dat
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = page_of(run)
     assert page.text.count("pip install 'timm_moe_dg[plots]'") == 5
-    assert "blocks.1.mlp" in page.text
 
 
 @pytest.mark.slow
@@ -158,12 +155,11 @@ def test_a_mixture_of_geographic_experts_has_a_map_of_its_domains(tmp_path):
     page = page_of(folder, max_images=10)
     assert "The routed expert with the largest weight at each place." in page.text
     assert page.tags.count("img") == 6
-    assert "blocks.1.mlp" in page.text
 
 
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory):
-    """The evaluation of a run, and for each domain (predicted, target, confidence, tokens of each expert) by hand."""
+    """The evaluation of a run, and for each domain (predicted, target, confidence) by hand."""
     root = tmp_path_factory.mktemp("run")
     data = paint(root / "data", images=8)
     view = open_run(made_run(root / "run", data, trial_seed=5))
@@ -173,47 +169,35 @@ def by_hand(tmp_path_factory):
     for index, (domain, split) in enumerate(zip(domains, splits, strict=True)):
         rows = []
         for position in split.inside if index == 0 else split.outside:
-            with torch.no_grad(), record_routing(view.model):
+            with torch.no_grad():
                 confidence, predicted = view.model(view.inputs([domain.image(position)])).softmax(1)[0].max(0)
-                (routing,) = router_outputs(view.model).values()
-            tokens = torch.bincount(routing.expert_indices[:, 0], minlength=4)
             predicted = class_positions(view.model, domain.classes)[predicted]
-            rows.append((predicted.item(), domain.targets[position], confidence.item(), tokens))
+            rows.append((predicted.item(), domain.targets[position], confidence.item()))
         by_hand.append(rows)
-    return *evaluate_network(view, ReportSettings(batch_size=5)), by_hand
+    return evaluate_network(view, ReportSettings(batch_size=5)), by_hand
 
 
 def test_scores_and_confusions_are_of_images_that_were_not_trained_on(by_hand):
-    evaluated, _, rows_of = by_hand
+    evaluated, rows_of = by_hand
     assert [scores.images for scores in evaluated.assessment.domains] == [20, 4, 4] == list(map(len, rows_of))
     right = [sum(row[0] == row[1] for row in rows) / len(rows) for rows in rows_of]
     assert [scores.accuracy for scores in evaluated.assessment.domains] == pytest.approx(right)
     assert evaluated.is_counted.tolist() == [True] * 20 + [False] * 8
     assert evaluated.outputs.confidence.tolist() == pytest.approx([r[2] for rows in rows_of for r in rows], abs=1e-5)
     counts = torch.zeros(3, 3, dtype=torch.long)
-    for predicted, target, *_ in rows_of[0]:
+    for predicted, target, _ in rows_of[0]:
         counts[target, predicted] += 1
     assert evaluated.confusion.equal(counts)
-
-
-def test_expert_use_counts_the_first_expert_of_each_token(by_hand):
-    _, first_experts, rows_of = by_hand
-    (use,) = first_experts.values()
-    for shares, rows in zip(use.itertuples(index=False), rows_of, strict=True):
-        counts = torch.stack([row[3] for row in rows]).sum(0).double()
-        # Near ties may turn over
-        assert list(map(float, shares[1:])) == pytest.approx((100 * counts / counts.sum()).tolist(), abs=3)
-    assert use.domain.tolist() == ["a", "b", "c"]
 
 
 def test_limited_images_are_the_same_ones_each_time_and_every_out_split_counts_without_test_domains(tmp_path):
     data = paint(tmp_path / "data", images=4)
     view = open_run(made_run(tmp_path / "run", data))
-    first, second = (evaluate_network(view, ReportSettings(max_images=2))[0] for _ in range(2))
+    first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
     assert [scores.images for scores in first.assessment.domains] == [2, 2, 2]
     view = open_run(made_run(tmp_path / "final", data, test_domains=[]))
-    evaluated, _ = evaluate_network(view, ReportSettings())
+    evaluated = evaluate_network(view, ReportSettings())
     assert [scores.images for scores in evaluated.assessment.domains] == [2, 2, 2]
     assert int(evaluated.confusion.sum()) == 6
     small = paint(tmp_path / "small", images=1)
@@ -224,7 +208,7 @@ def test_limited_images_are_the_same_ones_each_time_and_every_out_split_counts_w
 def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_trained_on(tmp_path):
     data = paint(tmp_path / "data", images=30)
     view = open_run(made_run(tmp_path / "run", data, split_by_photograph=True))
-    evaluated, _ = evaluate_network(view, ReportSettings())
+    evaluated = evaluate_network(view, ReportSettings())
     for index, domain in enumerate(read_folder(data)):
         positions = evaluated.images.positions[evaluated.images.groups // 2 == index].tolist()
         part = "validation" if index else "test"
@@ -293,31 +277,3 @@ def test_a_sweep_has_tables_bars_and_its_unfinished_and_missing_runs(tmp_path):
     assert "half incomplete, 601 of 700 steps" in page.text
     assert "test domains [1], trial seeds [0]" in page.text
     assert "All results are of one trial seed" in page.text
-    assert "lr 0.5" in page.text
-    assert "model" not in page.text.partition("option value")[2]  # differs between the runs
-
-
-@pytest.mark.slow
-def test_data_sets_have_their_recommendations_and_runs_of_one_name_are_told_apart(tmp_path):
-    sweep = tmp_path / "sweep"
-    for name in ("one", "two"):
-        write_sweep(sweep / name, trial_seeds=(0,), hparams_seeds=(0,), num_domains=4, dataset=name)
-    for name, accuracy in (("a", 0.1), ("b", 0.9)):
-        records = invented_records([0], num_classes=10, dataset="three")
-        write_run(sweep / name / "run", [replace(record, out_acc=(0.1, accuracy, accuracy)) for record in records])
-    write_run(sweep / "final", [replace(record, out_acc=(0.8,) * 3) for record in invented_records([])])
-    text = page_of(sweep).text
-    assert text.count("Accuracy to expect at a new site") == 2
-    assert "so its step means little: a/run" in text
-    assert "final finished 0 80.0 -" in text  # trained on all domains
-    half = tmp_path / "other" / "half"
-    write_run(half, invented_records([1], steps=700), finished=False)
-    assert "No run is finished yet" in page_of(half.parent).text
-
-
-def test_the_papers_figures_stand_beside_those_of_their_recipe(tmp_path):
-    recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
-    write_sweep(tmp_path / "sweep" / "a", num_domains=4, trial_seeds=(0,), hparams_seeds=(0,), **recipe)
-    text = page_of(tmp_path / "sweep").text
-    assert "average (papers)" in text
-    assert "88.1 ± 0.1 (GMoE, Table 1); 88.1 (GMoE, Table 15)" in text

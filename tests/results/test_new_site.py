@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from timm_moe_dg.results.new_site import (
     new_site,
     prediction_interval,
     recommendation,
-    render_site,
     sentences,
     site_frame,
     site_tables,
@@ -171,19 +170,6 @@ def test_one_domain_and_other_data_are_refused(argument: str, runs: list[Finishe
     with pytest.raises(RecordError, match=rf"^{argument}"):
         new_site(runs)
     assert len(new_site([run([0], 0.5), run([1], 0.5), *OTHER_COLUMNS]).rows) == 2
-
-
-def test_without_validation_images_or_classes_the_rest_is_there() -> None:
-    text = render_site(new_site(sweep({"banana": SPARSE}, nan, num_classes=None)), "text")
-    assert "Validation accuracy on the training domains: unknown" in text
-    assert "ERM, banana: deploy it if" in text
-
-
-def test_names_are_escaped() -> None:
-    site = new_site(sweep({"a|<b>": DENSE, "c\nd": SPARSE}))
-    assert "<b>" not in render_site(site, "markdown")
-    assert "c\\nd" in render_site(site, "text")
-    assert list(site_tables(site)["Rows compared"].row) == ["ERM, c\nd", "ERM, a|<b>"]
 
 
 def test_only_domains_with_a_common_seed_count_as_compared() -> None:

@@ -21,7 +21,6 @@ from timm_moe_dg.results.runs import (
     find_runs,
     joined_regions,
     read_runs,
-    trained_region,
 )
 
 
@@ -169,12 +168,6 @@ def regional(held_out, *evaluations, seed=0, **options) -> FinishedRun:
         out_acc = (validation, validation, nan, nan, nan)
         records.append(replace(record, out_acc=out_acc, roles={"id": {**scores, **groups, "worst_group": ""}}))
     return FinishedRun(Path(f"{held_out}{seed}{options}"), records)
-
-
-def test_which_region_a_run_was_trained_on():
-    assert trained_region(regional(AFRICA, (0.5, 0.5, 0.5))) == "Africa"
-    assert trained_region(regional(ALL, (0.5, 0.5, 0.5))) is None
-    assert trained_region(run_of([1, 2])) is None
 
 
 def test_every_regions_model_is_asked_about_its_own():

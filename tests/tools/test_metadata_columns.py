@@ -136,7 +136,7 @@ def test_images_that_lack_some_of_the_columns_are_counted(run, folder, tmp_path,
 def test_pictures_of_a_run_with_columns(run, monkeypatch):
     draw, drawn = geography_plots.plot_domain_map, []
     monkeypatch.setattr(geography_plots, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
-    load_tool("visualize").main([str(run), "--role", "id", "--map-step", "30"])
+    load_tool("visualize").main([str(run), "--role", "id"])
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn
     assert {rows.shape[1] for rows in places.values()} == {2}  # matplotlib would draw further columns as other points

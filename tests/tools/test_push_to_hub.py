@@ -1,6 +1,5 @@
 """The publishing tool: folders, printed lines and refused arguments."""
 
-import os
 import re
 import runpy
 import shutil
@@ -53,29 +52,19 @@ def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tool, tmp_path
     assert again.num_classes == len(CLASSES)
 
 
-def test_the_report_which_shows_images_is_sent_only_when_asked_for(tool, tmp_path, caplog):
+def test_the_report_which_shows_images_is_sent_only_when_asked_for(tool, tmp_path):
     run = write_run(tmp_path / "run")
     (run / "report.html").write_text("<img>")
     assert not (dry_run(tool, tmp_path, run) / "report.html").exists()
     assert (dry_run(tool, tmp_path, run, "--with-report") / "report.html").read_text() == "<img>"
-    assert "older than" not in caplog.text
-    os.utime(run / "report.html", (0, 0))  # the run took more steps since
-    dry_run(tool, tmp_path, run, "--with-report")
-    assert "report.html: older than the network in best/, and perhaps of another; write them again" in caplog.text
 
 
 def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
     folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--with-space")
     space = folder.with_name("someone--network--space")
     assert f"{space} -> https://huggingface.co/spaces/{REPOSITORY}" in capsys.readouterr().out
-    assert {path.name for path in space.iterdir()} == {"README.md", "app.py", "requirements.txt"}
     header = yaml.safe_load((space / "README.md").read_text().split("---")[1])
-    assert {key: header[key] for key in ("title", "sdk", "app_file", "models")} == {
-        "title": "network",
-        "sdk": "gradio",
-        "app_file": "app.py",
-        "models": [REPOSITORY],
-    }
+    assert (header["title"], header["app_file"], header["models"]) == ("network", "app.py", [REPOSITORY])
     assert header["license"] == yaml.safe_load((folder / "README.md").read_text().split("---")[1])["license"]
     served = []
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +177,3 @@ def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as ended:
         tool.main(["--repo-id", REPOSITORY, *words])
     assert re.search(complaint, f"{ended.value} {capsys.readouterr().err}")
-
-
-def test_there_is_no_option_for_a_token(tool):
-    assert "--token" not in tool.build_parser().format_help()

@@ -1,7 +1,6 @@
 """The command line of visualize.py: the pictures and numbers of each command, and its errors."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ from PIL import Image
 from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.analysis import maps as maps_module
-from timm_moe_dg.analysis import routing_report
 from timm_moe_dg.analysis.maps import routing_maps
-from timm_moe_dg.analysis.run_view import open_run, redraw_routers
+from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data.readers.sprites import CLASSES, sprites
 
 pytest.importorskip("matplotlib")
@@ -82,7 +79,7 @@ def test_attributes_of_sprites(run, capsys):
     assert "parts: NMI" in capsys.readouterr().out
 
 
-def test_invariance_of_sprites_and_of_untrained_routers(run, monkeypatch):
+def test_invariance_of_sprites_and_of_untrained_routers(run):
     visualize("invariance", run, *QUICK)
     trained = numbers(run, "invariance")
     assert len(trained["pairs"]) == 10
@@ -90,24 +87,6 @@ def test_invariance_of_sprites_and_of_untrained_routers(run, monkeypatch):
     visualize("invariance", run, *QUICK, "--untrained-router")
     assert trained != json.loads((run / "figures" / "untrained_router" / "invariance.json").read_text())
     assert trained == numbers(run, "invariance")
-    rings = []
-    monkeypatch.setattr(routing_report, "plot_nulls", lambda *values: rings.append(values[-1]))
-    visualize("invariance", run, *QUICK)
-    visualize("invariance", run, "--max-images", "3", *QUICK[2:])
-    path = run / "figures" / "untrained_router" / "invariance.json"
-    path.write_text(path.read_text().replace(trained["network_sha256"], "of the run before it took more steps"))
-    visualize("invariance", run, *QUICK)
-    untrained, *others = rings
-    assert others == [{}, {}]  # of other options, and of another network
-    assert len(untrained) == 11  # ten pairs and their mean
-    assert "paper / night" in untrained
-
-
-def test_new_routers_change_nothing_else(run):
-    before, model = open_run(run).model.state_dict(), open_run(run).model
-    redraw_routers(model)
-    changed = {".router." in name for name, value in model.state_dict().items() if not torch.equal(before[name], value)}
-    assert changed == {True}
 
 
 def test_curves_need_no_network(tmp_path):
@@ -118,7 +97,7 @@ def test_curves_need_no_network(tmp_path):
     refused(r"holds no network in best/", "experts", run)
 
 
-def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_path, monkeypatch):
+def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(tmp_path):
     for domain in sprites()[:2]:
         for index in range(8):
             path = tmp_path / domain.name / CLASSES[index] / f"{index}.png"
@@ -136,14 +115,6 @@ def test_a_folder_of_photographs_is_paired_by_name_and_has_no_parts(run, tmp_pat
     visualize("attributes", other, "--cub", cub, *quick)
     assert numbers(other, "attributes")["images"] == 14
     assert numbers(other, "attributes")["tables"]["parts"]["rows"] == ["back", "left eye", "background"]
-    drawn = []
-    monkeypatch.setattr(maps_module, "plot_expert_maps", lambda rows, *_: drawn.extend(rows))
-    visualize("experts", other, "--parts", "back", "--cub", cub, "--columns", "1", same)
-    # All four patches count for a point, which is then marked in the middle
-    assert [name for name, _ in drawn] == pair["domains"]
-    assert [photo.parts for _, (photo,) in drawn] == [{"back": (0.5, 0.5)}] * 2
-    refused(r"parts='bak': no such part; did you mean back\?", "experts", other, "--parts", "bak", "--cub", cub)
-    refused(r"parts=\['back'\]: files have no annotations", "experts", other, "--parts", "back", "--images", tmp_path)
 
 
 def write_cub(root: Path) -> None:
@@ -182,9 +153,3 @@ def test_a_dense_run_says_so(run, monkeypatch):
     for command in ("experts", "attributes", "invariance"):
         refused(r"ArgumentError: model='VisionTransformer': is a dense model without", command, run)
     visualize("attention", run, "--columns", "1")  # a dense model has attention too
-
-
-def test_without_matplotlib_the_line_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for command in ("experts", "attention", "curves"):
-        refused(r"needs matplotlib.*pip install 'timm_moe_dg\[plots\]'", command, run)

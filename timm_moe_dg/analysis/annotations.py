@@ -19,15 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Domain, FolderDomain, SpritesDomain
-from ..errors import ArgumentError, DataError, did_you_mean
-from .run_view import ImageRows, RunView, picture_key
+from ..errors import ArgumentError, DataError
+from .run_view import RunView, picture_key
 
 BACKGROUND = "background"
 NUM_NEAREST = 9  # patches counted for a part that is a point, as in GMoE (Li et al., ICLR 2023), figure 3b
 IMAGES, BOXES, PARTS, POINTS = "images.txt", "bounding_boxes.txt", "parts/parts.txt", "parts/part_locs.txt"
 ATTRIBUTE_LABELS = "attributes/image_attribute_labels.txt"
 ATTRIBUTE_NAMES = ("attributes/attributes.txt", "attributes.txt", "../attributes.txt")  # the copies differ
-Places = dict[str, tuple[float, float]]  # part -> x and y in an image, as shares of its width and height
 
 
 class AnnotatedDomain(NamedTuple):
@@ -77,44 +76,10 @@ def annotate(
     return [_from_part_maps(domain, list(rows), grid) for domain, rows in zip(sprites, images, strict=True)]
 
 
-def places_of_parts(
-    view: RunView, rows: ImageRows, names: Sequence[str], grid: tuple[int, int], cub: Path | None
-) -> list[Places]:
-    """Places of named parts in the images of the rows, which are domains. An image without annotations has none."""
-    images = [[image.position for image in row if image is not None and image.position is not None] for _, row in rows]
-    places: dict[str, dict[int, Places]] = {}
-    for part in annotate(view, images, grid, cub):
-        places[part.domain.name] = dict(zip(part.positions, middles(part, names, grid), strict=True))
-    pairs = zip(rows, images, strict=True)
-    return [places.get(name, {}).get(position, {}) for (name, _), row in pairs for position in row]
-
-
-def middles(annotated: AnnotatedDomain, names: Sequence[str], grid: tuple[int, int]) -> list[Places]:
-    """For each image, the middle of the patches of each part. Parts that cannot be seen are left out."""
-    for name in names:
-        if name not in annotated.parts:
-            remedy = did_you_mean(name, annotated.parts) or f"choose from {', '.join(annotated.parts)}"
-            raise ArgumentError.of("parts", name, f"no such part; {remedy}")
-    members = annotated.members[:, [annotated.parts.index(name) for name in names]].float()
-    counts = members.sum(-1)
-    middles = (members @ patch_centers(grid, (1, 1)) / counts.unsqueeze(-1)).tolist()
-    return [
-        {name: (x, y) for name, (x, y), count in zip(names, places, row, strict=True) if count}
-        for places, row in zip(middles, counts.tolist(), strict=True)
-    ]
-
-
 def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
     """Centers (N, 2), x and y, of a grid (H, W) of patches over an image of size (height, width)."""
     y, x = ((torch.arange(cells) + 0.5) * (side / cells) for cells, side in zip(grid, size, strict=True))
     return torch.cartesian_prod(y, x).flip(-1).view(-1, 2)
-
-
-def nearest_patches(points: Tensor, centers: Tensor, number: int = NUM_NEAREST) -> Tensor:
-    """Indices of the patches (N, 2) nearest to each point (..., 2), x and y: int64 (..., number), nearest first."""
-    squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
-    # A stable sort: of equally near patches, the lower index comes first
-    return squares.sort(dim=-1, stable=True).indices[..., :number]
 
 
 def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor) -> Tensor:
@@ -123,8 +88,10 @@ def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor)
     Coordinates are in pixels of the model's input: points (B, P, 2) x and y, boxes (B, 4) left, top, width and height,
     centers (N, 2). The result is bool (B, P + 1, N), the background last. A patch can count for several parts.
     """
-    nearest = nearest_patches(points, centers)
-    parts = torch.zeros(*nearest.shape[:-1], len(centers), dtype=torch.bool).scatter(-1, nearest, True)
+    squares = (points[..., None, :].double() - centers.double()).square().sum(-1)
+    # A stable sort: of equally near patches, the lower index comes first
+    nearest = squares.sort(dim=-1, stable=True).indices[..., :NUM_NEAREST]
+    parts = torch.zeros(squares.shape, dtype=torch.bool).scatter(-1, nearest, True)
     corner, size = box[:, None, :2], box[:, None, 2:]
     outside = ((centers < corner) | (centers > corner + size)).any(-1)
     return torch.cat([parts & visible[..., None], outside[:, None]], dim=1)

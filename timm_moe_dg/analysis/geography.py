@@ -1,7 +1,7 @@
-"""What a MoGE model's experts do: discovered domains, usage, and the accuracy of each expert on each domain.
+"""What a MoGE model's experts do: discovered domains, and the accuracy of each expert on each domain.
 
 The discovered domain of a place is the routed expert with the largest weight there. The model is not wrapped.
-Axes: L mixture layers, E routed experts, B images or places.
+Axes: E routed experts, B images or places.
 """
 
 import math
@@ -22,26 +22,23 @@ from .run_view import evaluation_mode
 Batches = Iterable[Sequence[Tensor]]  # images (B, 3, H, W), targets, groups and metadata (B, ...)
 
 
-class DomainMap(NamedTuple):
-    """Discovered domains on a grid."""
+class Extent(NamedTuple):
+    """A part of the globe, in degrees."""
 
-    longitude: Tensor  # (W,) degrees, centers of the cells
-    latitude: Tensor  # (H,) degrees, centers of the cells, south to north
-    experts: Tensor  # (H, W) int64, the discovered domain of each cell; -1 where the model does not route
+    west: float
+    east: float
+    south: float
+    north: float
+
+
+class DomainMap(NamedTuple):
+    """Discovered domains on a grid of equal cells."""
+
+    extent: Extent
+    experts: Tensor  # (H, W) int64 from the south-west, the discovered domain; -1 where the model does not route
     num_experts: int  # E
     distance: Tensor | None = None  # (H, W) km to the nearest training coordinate; None if not stored
     radius: float | None = None  # km, beyond which the model does not route; None if it routes everywhere
-
-
-class ExpertUsage(NamedTuple):
-    """Routing statistics over a set of images."""
-
-    frequency: Tensor  # (L, E) share of the routed images with the largest weight; rows sum to 1
-    selected: Tensor  # (L, E) share for which it is among the top K; rows sum to K
-    weight: Tensor  # (L, E) mean weight; rows sum to 1
-    num_routed: int  # images with metadata
-    num_images: int
-    blocks: tuple[int, ...] = ()  # transformer blocks that hold the layers
 
 
 class ExpertMatrix(NamedTuple):
@@ -60,13 +57,6 @@ def geo_layers(model: nn.Module) -> list[GeoMoeMlp]:
     return layers
 
 
-def _encode(model: Network, metadata: Tensor) -> tuple[Tensor, Tensor]:
-    """Encodes metadata: context vectors (B, D), and whether the model routes each place, bool (B,)."""
-    codes = geo_layers(model)[-1].router.codes
-    # Of the images, the encoder uses the batch size alone
-    return model.metadata_encoder(codes.new_zeros(len(metadata), 1), metadata.to(codes.device))
-
-
 def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """The discovered domain of each place: argmax of the last layer's noiseless weights. No image is needed.
 
@@ -75,22 +65,15 @@ def domains_at(model: Network, metadata: Tensor) -> Tensor:
     """
     layers = geo_layers(model)
     with evaluation_mode(model):
-        context, is_routed = _encode(model, metadata)
+        # Of the images, the encoder uses the batch size alone
+        codes = layers[-1].router.codes
+        context, is_routed = model.metadata_encoder(codes.new_zeros(len(metadata), 1), metadata.to(codes.device))
         return discovered_domains(layers[-1].router(context)._replace(routed=is_routed)).cpu()
-
-
-class Extent(NamedTuple):
-    """A part of the globe, in degrees."""
-
-    west: float
-    east: float
-    south: float
-    north: float
 
 
 WORLD = Extent(-180.0, 180.0, -90.0, 90.0)
 KM_PER_DEGREE = 111.2
-_COLUMNS, _MOST_COLUMNS = 180, 720  # cells across a map, by default and at most
+_COLUMNS, _MOST_COLUMNS = 180, 360  # cells across a map, in general and at most
 
 
 def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
@@ -115,30 +98,25 @@ def map_extent(places: Sequence[Tensor], radius: float | None = None) -> Extent:
     return Extent(west, west + width, south, south + height)
 
 
-def cell_width(extent: Extent, radius: float | None, most: float | None = None) -> float:
-    """Returns the width of a map's cells in degrees: at most `most`, and two thirds of a coverage radius in km.
+def cell_width(extent: Extent, radius: float | None) -> float:
+    """Returns the width of a map's cells in degrees, at most two thirds of a coverage radius in km.
 
-    Wider cells would miss the places that the model routes. There are 180 cells across the map by default, and never
-    more than 720.
+    Wider cells would miss the places that the model routes. There are 180 to 360 cells across the map.
     """
     across = extent.east - extent.west
-    step = across / _COLUMNS if most is None else most
-    if radius is not None:
-        step = min(step, max(radius, 1e-3) / KM_PER_DEGREE / 1.5)
-    return max(step, across / _MOST_COLUMNS)
+    widest = math.inf if radius is None else radius / KM_PER_DEGREE / 1.5
+    return max(min(across / _COLUMNS, widest), across / _MOST_COLUMNS)
 
 
-def domain_map(model: Network, step: float = 2.0, extent: Extent = WORLD) -> DomainMap:
-    """A part of the globe in cells of at most `step` degrees, 0 to 90. Further metadata are at their training means."""
-    if not 0 < step <= 90:
-        raise ArgumentError.of("step", step, "give a width in degrees, such as 2")
+def domain_map(model: Network, extent: Extent, step: float) -> DomainMap:
+    """A part of the globe in cells of at most `step` degrees. Further metadata are at their training means."""
     longitude, latitude = _centers(extent.west, extent.east, step), _centers(extent.south, extent.north, step)
     rows, columns = torch.meshgrid(latitude, longitude, indexing="ij")
     means = [number.mean for number in getattr(model.metadata_encoder.encoder, "numbers", ())]
     places = torch.stack([columns.flatten(), rows.flatten()], dim=1)
     metadata = torch.cat([places, torch.tensor(means).expand(len(places), -1)], dim=1)
     experts = domains_at(model, metadata).view(rows.shape)
-    domains = DomainMap(longitude, latitude, experts, geo_layers(model)[-1].experts.num_experts)
+    domains = DomainMap(extent, experts, geo_layers(model)[-1].experts.num_experts)
     coverage = model.metadata_encoder.coverage
     if coverage is None:
         return domains
@@ -150,19 +128,6 @@ def _centers(low: float, high: float, step: float) -> Tensor:
     """Centers of equal cells, of at most `step` degrees, from `low` to `high`."""
     number = math.ceil((high - low) / step - 1e-9)
     return low + (torch.arange(number) + 0.5) * ((high - low) / number)
-
-
-def expert_usage(model: Network, metadata: Tensor) -> ExpertUsage:
-    """Counts which experts the places `metadata` (B, ...) are routed to. No image is needed."""
-    layers = geo_layers(model)
-    with evaluation_mode(model):
-        context, is_routed = _encode(model, metadata)
-        weights_LBE = torch.stack([layer.router(context[is_routed]).probabilities for layer in layers]).cpu()
-    best = nn.functional.one_hot(weights_LBE.argmax(-1), weights_LBE.shape[-1]).double()
-    shares = (best.mean(1), (weights_LBE > 0).double().mean(1), weights_LBE.double().mean(1))
-    holders = [{*block.modules()} & {*layers} for block in getattr(model, "blocks", ())]
-    with_experts = tuple(index for index, held in enumerate(holders) if held)
-    return ExpertUsage(*shares, int(is_routed.sum()), len(metadata), with_experts)
 
 
 def forced_expert_matrix(model: Network, batches: Batches) -> ExpertMatrix:

@@ -6,10 +6,9 @@ Expert maps are those of GMoE (Li et al., ICLR 2023), figures 3 and 8 to 17. The
 Axes: B images, H x W patches, E experts, M heads.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,19 +22,13 @@ from ..layers import GeoMoeMlp, RoutedMlp
 from ..losses import record_routing
 from ..networks.build import Network
 from ..storage.files import json_text
-from .annotations import Places, places_of_parts
-from .run_view import Batch, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
+from .run_view import Batch, ChosenImage, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
 from .style import (
-    GRID_SIDE,
     LEGEND_BELOW,
-    LETTER_WIDTH,
     Style,
     expert_color,
-    fitted,
     image_grid,
-    line_handle,
     swatch,
-    text_size,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPACITY = 0.55
-MAX_HEADS = 6  # attention heads in a row; labels of more are too small to read
-MIN_CELL = 0.1  # inches; a number in a smaller patch cannot be read
-MARKERS = "o^sDvPX*<>"  # of parts
+MAX_NUMBERS = 14  # patches along a side; numbers of more cannot be read
+UNIT = (0.0, 1.0, 1.0, 0.0)  # left, right, bottom and top of an image
 
 
 class RoutingMap(NamedTuple):
@@ -54,19 +46,6 @@ class RoutingMap(NamedTuple):
     first: Tensor  # (B, H, W) int64, the expert with the largest weight; -1 if only the shared expert is used
     entropy: Tensor  # (B, H, W) of the noiseless routing probabilities, in nats: 0 to log(E)
     num_experts: int
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """One panel: an image with values of its patches."""
-
-    name: str
-    pixels: np.ndarray  # uint8 (height, width, 3)
-    values: Tensor  # (H, W) experts or entropies of the patches, or (M, H, W) attention by head
-    parts: Places = field(default_factory=dict)
-
-
-Rows = Sequence[tuple[str, Sequence[Photograph | None]]]  # name of the row, and its panels; None if missing
 
 
 def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
@@ -90,13 +69,11 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
-    return {
-        index: routing._replace(
-            first=torch.cat([part[index].first for part in parts]),
-            entropy=torch.cat([part[index].entropy for part in parts]),
-        )
-        for index, routing in parts[0].items()
-    }
+    joined = {}
+    for index, routing in parts[0].items():
+        first, entropy = (torch.cat([part[index][field] for part in parts]) for field in (0, 1))
+        joined[index] = routing._replace(first=first, entropy=entropy)
+    return joined
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
@@ -128,8 +105,10 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
 
     The result is (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
     """
+    if getattr(model, "cls_token", None) is None:
+        raise ArgumentError.of("model", type(model).__name__, "has no class token; give a vision transformer with one")
     # The input of the layer's dropout is the softmax of the scores, which the fused kernel does not compute
-    attention, weights = _last_attention(model), list[Tensor]()
+    attention, weights = model.blocks[-1].attn, list[Tensor]()
     fused = attention.fused_attn
     handle = attention.attn_drop.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0].detach()))
     try:
@@ -143,24 +122,12 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
     return weights[-1][:, :, 0, model.num_prefix_tokens :].unflatten(-1, grid).float().cpu()
 
 
-def _last_attention(model: Network) -> Any:
-    name = type(model).__name__
-    if getattr(model, "cls_token", None) is None:
-        raise ArgumentError.of("model", name, "has no class token; give a vision transformer with one")
-    attention = getattr(model.blocks[-1], "attn", None)
-    if not hasattr(attention, "fused_attn") or not hasattr(attention, "attn_drop"):
-        remedy = "has no attention of timm's kind in its last block; give a timm vision transformer"
-        raise ArgumentError.of("model", name, remedy)
-    return attention
-
-
 def head_similarity(maps: Tensor) -> Tensor:
     """Mean cosine similarity between the maps of two different heads: (B, M, H, W) -> (B,); NaN for a single head."""
     rows = F.normalize(maps.flatten(2).double(), dim=-1)
     cosines = rows @ rows.transpose(1, 2)
-    heads = maps.shape[1]
-    off_diagonal = cosines.sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).sum(-1)
-    return off_diagonal / (heads * (heads - 1)) if heads > 1 else torch.full_like(off_diagonal, float("nan"))
+    first, second = torch.triu_indices(maps.shape[1], maps.shape[1], offset=1)
+    return cosines[:, first, second].mean(1)
 
 
 def draw_experts(
@@ -171,22 +138,14 @@ def draw_experts(
     target: str | None,
     columns: int,
     block: int | None,
-    parts: Sequence[str] = (),
-    cub: Path | None = None,
 ) -> None:
-    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json.
-
-    `parts` are marked on experts.png. Their places come from CUB-200-2011's folder `cub`, or from part maps.
-    """
-    if parts and images is not None:
-        raise ArgumentError.of("parts", list(parts), "files have no annotations; leave out --images")
+    """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json."""
     block = chosen_block(mixture_blocks(view.model), block)
     rows = choose_images(view, images, target, columns)
     maps = routing_maps_of(view.model, _batches(view, rows))
     first, entropy, num_experts = maps[block]
-    places = places_of_parts(view, rows, parts, (first.shape[1], first.shape[2]), cub) if parts else ()
-    plot_expert_maps(_photographs(rows, first, places), num_experts, figures / "experts.png")
-    plot_entropy_maps(_photographs(rows, entropy), num_experts, figures / "entropy.png")
+    plot_expert_maps(rows, first, figures / "experts.png")
+    plot_entropy_maps(rows, entropy, num_experts, figures / "entropy.png")
     named = [(name, image.name) for name, row in rows for image in row if image is not None]
     by_block = {
         str(index): [
@@ -228,12 +187,7 @@ def draw_attention(
     }
     similarity = {label: float(head_similarity(values).mean()) for label, values in maps.items()}
     photos = [image for _, row in rows for image in row if image is not None]
-    lines = [
-        (f"{photo.name} {label}", [Photograph(photo.name, small_pixels(photo.image), values[index])])
-        for index, photo in enumerate(photos)
-        for label, values in maps.items()
-    ]
-    plot_attention_maps(lines, figures / "attention.png")
+    plot_attention_maps(photos, maps, figures / "attention.png")
     numbers = {
         "head_similarity": similarity,
         "images": [photo.name for photo in photos],
@@ -248,136 +202,67 @@ def _batches(view: RunView, rows: ImageRows) -> Iterator[Batch]:
     return view.batches((image.image, image.metadata) for _, row in rows for image in row if image is not None)
 
 
-def _photographs(rows: ImageRows, values: Tensor, parts: Iterable[Places] = ()) -> Rows:
-    """Pairs images with values (B, ...), and with the places of parts if there are any, in the order of `_batches`."""
-    remaining = zip(values, itertools.chain(parts, itertools.repeat({})), strict=False)
-    return [
-        (name, [image and Photograph(image.name, small_pixels(image.image), *next(remaining)) for image in row])
-        for name, row in rows
-    ]
-
-
 def _rounded(values: Tensor) -> Any:
     return (values.double() * 1e5).round().div(1e5).tolist()  # five digits keep the file small
 
 
-def plot_expert_maps(rows: Rows, num_experts: int, path: Path) -> None:
-    """Draws each image under the colors and numbers of its patches' first experts; -1 is the shared expert alone.
+@contextmanager
+def _photographs(rows: ImageRows, path: Path, lines: float) -> Iterator[tuple["Figure", list["Axes"]]]:
+    """Yields a figure above `lines` of text, and the axes of all images of the rows, in order, which show them."""
+    columns = zip(*(row for _, row in rows), strict=True)
+    names = [{image.name for image in column if image is not None} for column in columns]
+    titles = [name.pop() if len(name) == 1 else "" for name in names]  # the name that all rows share
+    with image_grid(path, [name for name, _ in rows], titles, lines) as (figure, panels):
+        with_image = []
+        for axes, image in zip(panels.flat, (image for _, row in rows for image in row), strict=True):
+            if image is None:
+                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", color="gray")
+            else:
+                pixels = small_pixels(image.image)
+                axes.imshow(pixels, extent=UNIT, aspect=pixels.shape[0] / pixels.shape[1])
+                with_image.append(axes)
+        yield figure, with_image
 
-    Marked parts replace the numbers. Lines join a part's places in a row.
-    """
+
+def plot_expert_maps(rows: ImageRows, first: Tensor, path: Path) -> None:
+    """Draws each image under the colors and numbers of its patches' first experts (B, H, W); -1: the shared alone."""
     from matplotlib.colors import to_rgba
+    from matplotlib.patheffects import withStroke
 
-    experts = sorted({int(index) for photo in _present(rows) for index in photo.values.flatten().tolist()})
-    unused = num_experts - len([index for index in experts if index >= 0])
-    one_cell = all(photo.values.numel() == 1 for photo in _present(rows))
-    title = f"first expert of each {'image' if one_cell else 'patch'}" + (f"; {unused} nowhere" if unused else "")
-    width = GRID_SIDE * len(rows[0][1])
-    title = fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))
-    names = dict.fromkeys(name for photo in _present(rows) for name in photo.parts)
-    style: Style = {"linestyle": "", "color": "white", "markeredgecolor": "black", "markersize": 6}
-    marks = {name: {**style, "marker": MARKERS[index % len(MARKERS)]} for index, name in enumerate(names)}
-    entries = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
-    for entry in entries:
-        entry.set(edgecolor="gray", linewidth=0.5)
-    handles = [*entries, *(line_handle(name, **mark) for name, mark in marks.items())]
-    across = max(2, len(rows[0][1]))
-    lines = math.ceil(len(handles) / across) + title.count("\n")
-    with image_grid(path, [name for name, _ in rows], _column_names(rows), lines + 1.5) as (figure, panels):
-        for axes, photo in _filled(panels, rows):
-            _draw(axes, photo, photo.pixels)
+    experts, (_, down, across) = first.unique().tolist(), first.shape
+    handles = [swatch(expert_color(index), f"expert {index}" if index >= 0 else "shared only") for index in experts]
+    columns = max(2, len(rows[0][1]))
+    outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
+    with _photographs(rows, path, math.ceil(len(handles) / columns) + 1.5) as (figure, panels):
+        for axes, values in zip(panels, first.numpy(), strict=True):
             # Transparent where there is no routed expert
-            colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in photo.values.flatten()]
-            _draw(axes, photo, np.reshape(colors, (*photo.values.shape, 4)))
-            if not marks:
-                _numbers(axes, photo)
-        for line, (_, photos) in zip(panels, rows, strict=True):
-            _join_parts(figure, list(zip(line, photos, strict=True)), marks)
-        figure.legend(handles=handles, title=title, **{**LEGEND_BELOW, "ncols": across})
+            colors = [to_rgba(expert_color(int(index)), OPACITY * (index >= 0)) for index in values.flat]
+            colored = np.reshape(colors, (down, across, 4))
+            axes.imshow(colored, extent=UNIT, aspect=axes.get_aspect(), interpolation="nearest")
+            for (row, column), index in np.ndenumerate(values) if max(down, across) <= MAX_NUMBERS else ():
+                text = axes.text((column + 0.5) / across, (row + 0.5) / down, str(index), ha="center", va="center")
+                text.set(size=min(50 / max(down, across), 20), path_effects=outline)
+        figure.legend(handles=handles, title="first expert", **{**LEGEND_BELOW, "ncols": columns})
 
 
-def plot_entropy_maps(rows: Rows, num_experts: int, path: Path) -> None:
+def plot_entropy_maps(rows: ImageRows, entropy: Tensor, num_experts: int, path: Path) -> None:
     """Draws the entropy of each patch's noiseless routing probabilities, given in nats, divided by log(E)."""
-    largest = math.log(num_experts) if num_experts > 1 else 1.0
-    image: Any = None
-    with image_grid(path, [name for name, _ in rows], _column_names(rows), 4) as (figure, panels):
-        for axes, photo in _filled(panels, rows):
-            image = axes.imshow(photo.values.numpy() / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-        bar = figure.colorbar(image, ax=list(panels.flat), orientation="horizontal", aspect=40, fraction=0.04)
+    shares = entropy.numpy() / (math.log(num_experts) or 1.0)
+    with _photographs(rows, path, 4) as (figure, panels):
+        for axes, values in zip(panels, shares, strict=True):
+            scale: Style = {"cmap": "cividis", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+            image = axes.imshow(values, extent=UNIT, aspect=axes.get_aspect(), **scale)
+        bar = figure.colorbar(image, ax=figure.axes, orientation="horizontal", aspect=40, fraction=0.04)
         bar.set_label("entropy of the routing / log E")
 
 
-def plot_attention_maps(rows: Rows, path: Path) -> None:
+def plot_attention_maps(images: Sequence[ChosenImage], maps: Mapping[str, Tensor], path: Path) -> None:
     """Draws a row for each image and network: the map of each head on a scale of its own, and the image."""
-    heads = max(len(photo.values) for photo in _present(rows))
-    across = min(heads, MAX_HEADS)
-    lines = -(-heads // across)
-    above = [f"head {head}" if lines == 1 else "" for head in range(across)]
-    names = [name if line == 0 else "" for name, _ in rows for line in range(lines)]
-    with image_grid(path, names, [*above, "image"]) as (_, panels):
-        for index, photo in enumerate(_present(rows)):
-            row_panels = panels[index * lines : (index + 1) * lines]
-            for head, (axes, values) in enumerate(zip(row_panels[:, :across].flat, photo.values, strict=False)):
-                axes.imshow(values.numpy(), cmap="cividis", vmin=0, interpolation="nearest")
-                if lines > 1:
-                    axes.set_title(f"head {head}")
-            _draw(row_panels[0, -1], photo, photo.pixels)
-
-
-def _present(rows: Rows) -> list[Photograph]:
-    return [photo for _, photos in rows for photo in photos if photo is not None]
-
-
-def _column_names(rows: Rows) -> list[str]:
-    """Titles of the columns: the photographs' name if all of a column share one, else a number."""
-    columns = zip(*(photos for _, photos in rows), strict=True)
-    names = [{photo.name for photo in column if photo is not None} for column in columns]
-    return [of_column.pop() if len(of_column) == 1 else f"image {number}" for number, of_column in enumerate(names, 1)]
-
-
-def _filled(panels: np.ndarray, rows: Rows) -> list[tuple[Any, Photograph]]:
-    """Pairs of axes and photographs; writes a note into panels without a photograph."""
-    pairs = []
-    for line, (_, photos) in zip(panels, rows, strict=True):
-        for axes, photo in zip(line, photos, strict=True):
-            if photo is None:
-                axes.text(0.5, 0.5, "not in\nthis domain", ha="center", va="center", color="gray")
-            else:
-                pairs.append((axes, photo))
-    return pairs
-
-
-def _draw(axes: "Axes", photo: Photograph, colors: np.ndarray) -> None:
-    """Stretches pixels or patches over the photograph's panel."""
-    height, width = photo.pixels.shape[:2]
-    axes.imshow(colors, extent=(0, width, height, 0), interpolation="nearest")
-
-
-def _numbers(axes: "Axes", photo: Photograph) -> None:
-    """Writes the experts' numbers into cells that are large enough."""
-    from matplotlib.patheffects import withStroke
-
-    outline = [withStroke(linewidth=1.5, foreground="white")]  # for dark photographs
-    (height, width), (down, across) = photo.pixels.shape[:2], photo.values.shape
-    cell = GRID_SIDE * min(height / down, width / across) / max(height, width)
-    if cell < MIN_CELL:
-        return
-    for (row, column), index in np.ndenumerate(photo.values.numpy()):
-        x, y = (column + 0.5) * width / across, (row + 0.5) * height / down
-        text = axes.text(x, y, str(index) if index >= 0 else "shared", ha="center", va="center", color="black")
-        text.set(size=min(36 * cell, 20), in_layout=False, path_effects=outline)
-
-
-def _join_parts(figure: "Figure", photos: Sequence[tuple[Any, Photograph | None]], marks: Mapping[str, Style]) -> None:
-    from matplotlib.patches import ConnectionPatch
-
-    for name, mark in marks.items():
-        places = []
-        for axes, photo in photos:
-            if photo is not None and name in photo.parts:
-                (x, y), (height, width) = photo.parts[name], photo.pixels.shape[:2]
-                places.append((axes, (x * width, y * height)))
-                axes.plot(x * width, y * height, **mark)
-        for (axes, place), (other, following) in itertools.pairwise(places):
-            ends = {"xyA": place, "xyB": following, "axesA": axes, "axesB": other}
-            figure.add_artist(ConnectionPatch(**ends, coordsA="data", coordsB="data", color="#555555", linewidth=0.8))
+    heads = max(values.shape[1] for values in maps.values())
+    columns = [*(f"head {head}" for head in range(heads)), "image"]
+    pairs = [(image, label, values[index]) for index, image in enumerate(images) for label, values in maps.items()]
+    with image_grid(path, [f"{image.name} {label}" for image, label, _ in pairs], columns) as (_, panels):
+        for line, (image, _, values) in zip(panels, pairs, strict=True):
+            for axes, weights in zip(line, values.numpy(), strict=False):
+                axes.imshow(weights, cmap="cividis", vmin=0, interpolation="nearest")
+            line[-1].imshow(small_pixels(image.image))

@@ -1,6 +1,5 @@
 """Statistics of a run's routing as pictures and JSON: experts by part and attribute, and their agreement by domain."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ import torch
 from ..data import Domain
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
-from ..protocols.run_identity import sha256
 from ..storage.files import json_text
 from .annotations import annotate
 from .maps import RoutingMap, chosen_block, mixture_blocks, routing_maps_of
@@ -27,13 +25,13 @@ from .routing_statistics import (
 )
 from .run_view import RunView, picture_names
 from .style import (
+    GRID_DPI,
     LEGEND_BELOW,
-    LETTER_WIDTH,
     Style,
     category_color,
     fitted,
     line_handle,
-    small_picture,
+    picture,
     text_size,
     write_numbers,
 )
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = "parts"  # a key of the results; all other keys are groups of attributes
-ALL_PAIRS = "all pairs"
 COUNTED = ("counts", "shares", "lift")  # tables of an association
 UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 MAX_LIFT = 8.0  # end of the color scale
@@ -60,7 +57,7 @@ def draw_attributes(
     max_images: int | None,
     permutations: int,
 ) -> dict[str, Association]:
-    """Draws parts.png and attributes.png, and writes the associations that it returns to attributes.json."""
+    """Draws parts.png and, if there are any, attributes.png. Writes what it returns to attributes.json."""
     block = _patch_block(view, block)
     grid = view.model.patch_embed.dynamic_feat_size(view.size)
     annotated = annotate(view, [range(len(domain))[:max_images] for domain in view.domains], grid, cub)
@@ -73,18 +70,9 @@ def draw_attributes(
     if annotated[0].attributes is not None:
         attributes = torch.cat([part.attributes for part in annotated if part.attributes is not None])
         associations |= associate_attributes(attributes, annotated[0].attribute_names, **routing)
-    plot_association(associations[PARTS], "parts against experts, patches of all domains", figures / "parts.png")
-    groups = {name: association for name, association in associations.items() if name != PARTS}
-    if groups:
-        # NaN: no image has an attribute of the group
-        strongest = max(groups, key=lambda name: np.nan_to_num(groups[name].nmi.value, nan=-1.0))
-        title = f"attributes of images against experts; numbers of {strongest}"
-        rows = tuple(f"{name}: {value}" for name, table in groups.items() for value in table.rows)
-        counts, shares, lifts = (torch.cat([getattr(table, key) for table in groups.values()]) for key in COUNTED)
-        joined = groups[strongest]._replace(rows=rows, counts=counts, shares=shares, lift=lifts)
-        plot_association(joined, title, figures / "attributes.png")
-    else:  # of an earlier call with other annotations
-        (figures / "attributes.png").unlink(missing_ok=True)
+    plot_associations({"": associations[PARTS]}, figures / "parts.png")
+    if groups := {name: association for name, association in associations.items() if name != PARTS}:
+        plot_associations(groups, figures / "attributes.png")
     numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
     tables = {name: _table(association) for name, association in associations.items()}
     (figures / "attributes.json").write_text(json_text({**numbers, "tables": tables}, indent=1))
@@ -99,10 +87,7 @@ def draw_invariance(
     max_images: int | None,
     permutations: int,
 ) -> tuple[list[PairInvariance], PermutationTest]:
-    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns.
-
-    The picture also has the agreement of an untrained router, if an invariance.json of it lies in untrained_router/.
-    """
+    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns."""
     block = _patch_block(view, block)
     domains = view.domains
     angles = {domain.name: domain.angle for domain in domains}
@@ -113,27 +98,16 @@ def draw_invariance(
     experts = {domain.name: _route(view, domain, range(len(rows)), block).first for domain, rows in with_names}
     pairs = routing_invariance(experts, pictures, angles, permutations)
     all_pairs = overall(pairs)
-    tests = {ALL_PAIRS: all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
-    network = sha256(view.folder / "best" / "model.safetensors")  # an extended run has another one
-    compared = {"block": block, "max_images": max_images, "angles": angles, "network_sha256": network}
-    baseline = _agreements(figures / UNTRAINED / "invariance.json", compared)
-    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png", baseline)
+    tests = {"all pairs": all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
+    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
     numbers = {
-        **{"model": view.name, "permutations": permutations, **compared},
+        **{"model": view.name, "block": block, "max_images": max_images, "permutations": permutations},
+        "angles": angles,
         "all_pairs": _test(all_pairs),
         "pairs": [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in pairs],
     }
     (figures / "invariance.json").write_text(json_text(numbers, indent=1))
     return pairs, all_pairs
-
-
-def _agreements(path: Path, compared: Mapping[str, object]) -> dict[str, float]:
-    """Agreement by name of the pair in an earlier result of the same options; empty if there is none."""
-    numbers = json.loads(path.read_text()) if path.is_file() else {}
-    if any(name not in numbers or numbers[name] != value for name, value in compared.items()):
-        return {}
-    pairs = {" / ".join(pair["domains"]): pair["agreement"]["value"] for pair in numbers["pairs"]}
-    return {ALL_PAIRS: numbers["all_pairs"]["value"], **pairs}
 
 
 def _patch_block(view: RunView, block: int | None) -> int:
@@ -162,24 +136,20 @@ def _test(test: PermutationTest) -> dict[str, object]:
     return {"value": test.value, "null": null, "p": test.p}
 
 
-def plot_association(association: Association, title: str, path: Path) -> None:
-    """Draws a table twice: shares of each row, and lift over independence. Empty rows are hatched."""
-    rows, experts = association.shares.shape
-    names = [fitted(name, 30) for name in association.rows]
-    width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * experts)
-    height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
-    strength = "undefined" if np.isnan(association.cramers_v) else f"{association.cramers_v:.3f}"
-    numbers = f"NMI {association.nmi.value:.3f} (p {association.nmi.p:.3g}), Cramer's V {strength}"
-    shares, bound = association.shares.numpy(), np.log2(MAX_LIFT)
+def plot_associations(groups: Mapping[str, Association], path: Path) -> None:
+    """Draws the rows of all groups twice: shares of each row, and lift over independence. Empty rows are hatched."""
+    rows = [": ".join(filter(None, (group, row))) for group, table in groups.items() for row in table.rows]
+    shares = torch.cat([table.shares for table in groups.values()]).numpy()
+    names, bound = [fitted(name, 30) for name in rows], np.log2(MAX_LIFT)
     with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
-        log_lift = np.log2(association.lift.numpy()).clip(-bound, bound)
-    largest, strongest = (float(np.nan_to_num(np.abs(values)).max(initial=0.1)) for values in (shares, log_lift))
-    with small_picture(path, width, 2.2 + height) as figure:
+        log_lift = np.log2(torch.cat([table.lift for table in groups.values()]).numpy()).clip(-bound, bound)
+    width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * shares.shape[1])
+    height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
+    with picture(path, width, 1.6 + height, dpi=GRID_DPI) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        _draw_table(left, shares, "share of the row", figure, cmap="cividis", vmin=0, vmax=largest)
-        _draw_table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-strongest, vmax=strongest)
-        left.set_yticks(range(rows), names)
-        figure.suptitle(f"{fitted(title, int(72 * width / (LETTER_WIDTH * text_size(width))))}\n{numbers}")
+        _draw_table(left, shares, "share of the row", figure, cmap="cividis", vmin=0, vmax=1)
+        _draw_table(right, log_lift, "log2 of the lift", figure, cmap="PuOr_r", vmin=-bound, vmax=bound)
+        left.set_yticks(range(len(rows)), names)
 
 
 def _draw_table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", **scale: Any) -> None:
@@ -195,23 +165,18 @@ def _draw_table(axes: "Axes", values: np.ndarray, label: str, figure: "Figure", 
     bar.set_label(label)
 
 
-def plot_nulls(
-    tests: Mapping[str, PermutationTest], label: str, path: Path, baseline: Mapping[str, float] | None = None
-) -> None:
-    """Draws statistics as points on the ranges of their null distributions, and an untrained router's as rings."""
-    names, untrained = [fitted(name, 34) for name in tests], baseline or {}
-    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1)}
-    ring: Style = {**point, "color": category_color(0), "fillstyle": "none", "markeredgewidth": 1.8}
-    with small_picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names)) as figure:
+def plot_nulls(tests: Mapping[str, PermutationTest], label: str, path: Path) -> None:
+    """Draws statistics as points on the ranges of their null distributions."""
+    names = [fitted(name, 34) for name in tests]
+    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1), "markersize": 6}
+    with picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names), dpi=GRID_DPI) as figure:
         axes = figure.subplots()
-        for row, (name, test) in enumerate(tests.items()):
+        for row, test in enumerate(tests.values()):
             low, high = float(test.null.min()), float(test.null.max())
             axes.plot([low, high], [row, row], color="#808080", linewidth=5, solid_capstyle="butt")
-            axes.plot(test.value, row, **point, markersize=6)
-            axes.plot(untrained.get(name, np.nan), row, **ring, markersize=9)
+            axes.plot(test.value, row, **point)
         axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.invert_yaxis()
         axes.set_xlabel(label, loc="right")
-        entries = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
-        handles = [*entries, line_handle("untrained router", **ring)] if untrained else entries
+        handles = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
         figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})

@@ -108,7 +108,6 @@ def associate_parts(
     first: Tensor,
     num_experts: int,
     permutations: int,
-    seed: int = 0,
     pictures: Sequence[str] | None = None,
 ) -> Association:
     """Measures how first experts (B, N) depend on parts (B, P, N). The null permutes the patches of each picture.
@@ -116,7 +115,7 @@ def associate_parts(
     `pictures` names the picture that each image shows. Images of one picture share a permutation, because they are
     routed alike and have the same parts. By default every image is a picture of its own.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     counts, shown = count_parts(members, first, num_experts), _numbers(pictures, len(first))
     permuted = (permuted_patches(first, generator, shown) for _ in range(permutations))
     null = normalized_mutual_information(torch.stack([count_parts(members, f, num_experts) for f in permuted]))
@@ -129,7 +128,6 @@ def associate_attributes(
     first: Tensor,
     num_experts: int,
     permutations: int,
-    seed: int = 0,
     pictures: Sequence[str] | None = None,
 ) -> dict[str, Association]:
     """Measures how first experts (B, N) depend on attributes, bool (B, A), for each group of names GROUP::VALUE.
@@ -138,7 +136,7 @@ def associate_attributes(
     permutations. The p-values are not corrected for the number of groups. Images of one picture, see
     `associate_parts`, have the same attributes.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shown = _numbers(pictures, len(first))
     positions = np.unique(shown.numpy(), return_index=True)[1].tolist()  # the first image of each picture
     # Images of one picture are no independent observations: their counts are added
@@ -149,17 +147,12 @@ def associate_attributes(
     # The null permutes pictures: permuting the patches of an image would not change its counts
     orders = [torch.randperm(len(counts), generator=generator) for _ in range(permutations)]
     null_tables = torch.stack([by_picture @ counts[order] for order in orders])
-    associations = {}
-    for group, rows in grouped(names).items():
+    associations, groups = {}, [name.partition("::")[0] for name in names]
+    for group in dict.fromkeys(groups):
+        rows = [index for index, other in enumerate(groups) if other == group]
         values = [names[row].partition("::")[2] or names[row] for row in rows]
         associations[group] = _association(values, table[rows], normalized_mutual_information(null_tables[:, rows]))
     return associations
-
-
-def grouped(names: Sequence[str]) -> dict[str, list[int]]:
-    """Indices of attributes by the part of their name before "::"."""
-    groups = [name.partition("::")[0] for name in names]
-    return {group: [index for index, other in enumerate(groups) if other == group] for group in groups}
 
 
 def _association(names: Sequence[str], counts: Tensor, null: Tensor) -> Association:
@@ -178,10 +171,9 @@ def _numbers(pictures: Sequence[str] | None, images: int) -> Tensor:
     return torch.tensor([index_of[name] for name in names])
 
 
-def permuted_patches(first: Tensor, generator: torch.Generator, shown: Tensor | None = None) -> Tensor:
+def permuted_patches(first: Tensor, generator: torch.Generator, shown: Tensor) -> Tensor:
     """Permutes the patches of each image, alike in images with the same number in `shown` (B,): (B, N) -> (B, N)."""
-    order = torch.rand(first.shape, generator=generator).argsort(1)
-    return first.gather(1, order if shown is None else order[shown])
+    return first.gather(1, torch.rand(first.shape, generator=generator).argsort(1)[shown])
 
 
 def rotated_patches(grid: tuple[int, int], degrees: float) -> Tensor:
@@ -210,8 +202,8 @@ def cohens_kappa(first: Tensor, second: Tensor) -> float:
 
 def pair_invariance(names: tuple[str, str], first: Tensor, second: Tensor, permutations: int) -> PairInvariance:
     """Compares the experts of the same patches of the same pictures in two domains, int64 (B, N) each."""
-    generator = torch.Generator().manual_seed(0)
-    null = [(first == permuted_patches(second, generator)).double().mean() for _ in range(permutations)]
+    generator, apart = torch.Generator().manual_seed(0), torch.arange(len(first))
+    null = [(first == permuted_patches(second, generator, apart)).double().mean() for _ in range(permutations)]
     test = permutation_test((first == second).double().mean(), torch.stack(null))
     others = float((first == second.roll(1, 0)).double().mean()) if len(first) > 1 else math.nan
     return PairInvariance(names, len(first), first.shape[1], test, cohens_kappa(first, second), others)

@@ -1,6 +1,5 @@
 """Trained runs, opened for analysis: network, data, the transform between them, and images chosen to be drawn."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cli.text import one_line
 from ..data import (
     BENCHMARKS,
     Domain,
@@ -31,14 +29,13 @@ from ..data.loaders import seeded_torch
 from ..data.readers.folders import find_images
 from ..data.readers.images import Pixels, Transform, as_picture, read_pixels
 from ..data.splits import hold_out
-from ..errors import ArgumentError, DataError, ImageReadError
+from ..errors import ArgumentError, DataError
 from ..layers.router import Router
 from ..networks.bands import bands_of
 from ..networks.build import Network, data_config, refuse_ensemble
 from ..networks.trained import load_trained, takes_metadata
 from ..storage.run_folder import run_arguments
 
-_logger = logging.getLogger(__name__)
 MAX_SIDE = 224  # pixels; larger photographs are reduced, so that files stay small
 Batch = tuple[Tensor, ...]  # images (B, C, H, W), and metadata (B, ...) if the network takes it
 
@@ -178,32 +175,26 @@ class ChosenImage(NamedTuple):
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
 
 
-def choose_images(view: RunView, images: Sequence[str] | None, target: str | None, columns: int) -> ImageRows:
-    """Chooses a class's pictures, by default the first's, from the run or from `images`: a row for each domain."""
-    if images is not None:
-        return _files(view, images, columns)
-    domains = view.domains
+def choose_images(view: RunView, files: Sequence[str] | None, target: str | None, columns: int) -> ImageRows:
+    """Chooses a class's pictures, by default the first's, from the run or from `files`: a row for each domain."""
+    if files is not None:
+        return _files(view, files, columns)
+    domains, rows = view.domains, list[tuple[str, list[ChosenImage | None]]]()
     chosen = choose_pictures(domains, class_index(domains, target), columns, view.shares_photographs)
-    return [
-        (domain.name, [None if position is None else _read(view, domain, position) for position in row])
-        for domain, row in zip(domains, chosen, strict=True)
-    ]
+    for domain, row in zip(domains, chosen, strict=True):
+        images = [None if position is None else _read(view, domain, position) for position in row]
+        rows.append((domain.name, images))
+    return rows
 
 
 def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
     if hasattr(view.model, "metadata_encoder"):
         remedy = "the model routes by coordinates, which files do not have; leave out --images"
         raise ArgumentError.of("images", list(images), remedy)
-    chosen: list[ChosenImage | None] = []
-    for path in find_images(images):
-        try:
-            chosen.append(ChosenImage(Path(path).name, read_pixels(path, view.bands), None))
-        except ImageReadError as error:
-            if not view.skip_unreadable:
-                raise
-            _logger.warning(one_line(f"left out: {error}"))
-    if not chosen:
-        raise ImageReadError(f"images={list(images)!r}: none can be decoded; repair or remove the files")
+    paths = find_images(images)
+    chosen: list[ChosenImage | None] = [
+        ChosenImage(Path(path).name, read_pixels(path, view.bands), None) for path in paths
+    ]
     width = min(columns, len(chosen))
     chosen += [None] * (-len(chosen) % width)
     return [("", chosen[start : start + width]) for start in range(0, len(chosen), width)]
@@ -234,8 +225,7 @@ def class_index(domains: Sequence[Domain], name: str | None) -> int:
     """The index of a class; 0 for None."""
     classes = domains[0].classes
     if name is not None and name not in classes:
-        listing = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-        raise DataError(f"class={name!r}: no such class; choose from {listing}")
+        raise DataError(f"class={name!r}: no such class; choose from {', '.join(classes)}")
     return 0 if name is None else classes.index(name)
 
 

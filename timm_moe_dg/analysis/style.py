@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from ..errors import MissingDependencyError, needs
 from ..storage.files import replaced_file
@@ -33,16 +32,11 @@ EXPERT_COLORS = (
 )
 SHARED_COLOR = "#FFFFFF"  # for images that only the shared expert processes
 CATEGORIES = len(EXPERT_COLORS)  # the number of colors that can be told apart
-# Prefix of a model's name -> its color; the longest matching prefix counts
-_MODEL_COLORS = {
-    **{"": "#555555", "resnet": "#999933", "erm_le": "#CC79A7", "d3g": "#56B4E9"},
-    **{"gmoe": "#0072B2", "sfmoe": "#009E73", "hybrid": "#E69F00", "moge": "#D55E00", "moge_se": "#882255"},
-}
 # Lines and classes take the dark colors first, because thin pale lines on white are hard to see
 _CATEGORY_ORDER = (4, 5, 2, 0, 6, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 3)
 
 DPI = 150
-GRID_DPI = 120  # of grids of images, whose files are large
+GRID_DPI = 100  # of grids of images, whose files are large
 NARROW, LEGIBLE = 400, 8  # text is at least 8 pixels high when a picture is shown 400 pixels wide, as on phones
 GRID_SIDE = 1.45  # inches, of an image in a grid
 MAX_LETTERS = 60  # longer names are cut in the middle
@@ -76,13 +70,6 @@ def expert_color(index: int) -> str:
 def category_color(index: int) -> str:
     """Returns the color of a class, a domain or a line as #RRGGBB."""
     return EXPERT_COLORS[_CATEGORY_ORDER[index % CATEGORIES]]
-
-
-def model_colors(models: Sequence[str]) -> list[str]:
-    """Returns a color for each model's name: its family's color for the first of a family, then unused ones."""
-    preferred = [_MODEL_COLORS[max(filter(name.startswith, _MODEL_COLORS), key=len)] for name in models]
-    unused = [color for color in map(category_color, range(CATEGORIES)) if color not in preferred]
-    return [unused.pop(0) if color in preferred[:index] and unused else color for index, color in enumerate(preferred)]
 
 
 def text_size(width: float) -> float:
@@ -129,16 +116,6 @@ def picture(
 
 
 @contextmanager
-def small_picture(path: Path, width: float, height: float) -> Iterator["Figure"]:
-    """Does as `picture`, in 256 colors, which make the file a third as large."""
-    with picture(path, width, height, dpi=GRID_DPI) as figure:
-        yield figure
-    image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
-    with replaced_file(path) as fresh:
-        image.save(fresh, format="png", optimize=True)
-
-
-@contextmanager
 def optional_picture(path: Path) -> Iterator[Path]:
     """Yields the picture's path. If drawing fails, a partly written file is removed and a warning names the reason."""
     try:
@@ -158,7 +135,8 @@ def image_grid(
     letters = max(6, int(72 * GRID_SIDE / (LETTER_WIDTH * size)))  # that fit beside or above a panel
     titles = [fitted(name, letters) for name in columns]
     lines = extra + max(title.count("\n") + 1 for title in titles)
-    with small_picture(path, width, 0.2 + GRID_SIDE * len(rows) + lines * 1.4 * size / 72) as figure:
+    height = 0.2 + GRID_SIDE * len(rows) + lines * 1.4 * size / 72
+    with picture(path, width, height, dpi=GRID_DPI) as figure:
         panels = figure.subplots(len(rows), len(columns), squeeze=False)
         for axes in panels.flat:
             axes.set(xticks=[], yticks=[])
@@ -184,7 +162,7 @@ def swatch(color: "ColorType", label: str) -> "Patch":
     """Returns a legend entry with a filled rectangle."""
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=color, label=label)
+    return Patch(facecolor=color, edgecolor="gray", linewidth=0.5, label=label)
 
 
 def line_handle(label: str, **style: Any) -> "Line2D":

@@ -18,7 +18,7 @@ from ..algorithms.hparams import LOSS_COEFFICIENTS
 from ..cli.text import code, markdown, one_line
 from ..data import BENCHMARKS
 from ..data.readers.places import POOLED
-from ..errors import CheckpointError, RecordError
+from ..errors import RecordError
 from ..layers import LossWeights
 from ..networks.bands import bands_of
 from ..networks.build import CONFIG, Config, read_config, without_origin
@@ -153,10 +153,7 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
     page |= {"origin": origin, "citations": citations, "source": source}
     if origin.records:
         page |= _run_facts(origin.selected)
-    try:
-        return environment.get_template(facts["template"]).render(page)
-    except (jinja2.UndefinedError, TypeError) as error:  # of a configuration that timm loads nevertheless
-        raise CheckpointError(f"{CONFIG}: lacks what a card states, or has it in another type ({error})") from error
+    return environment.get_template(facts["template"]).render(page)
 
 
 def _run_facts(record: Record) -> dict[str, object]:

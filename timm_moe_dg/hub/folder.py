@@ -1,7 +1,6 @@
 """The folder that is uploaded: weights, configuration, the records of a run, and the origin of its weights."""
 
 import json
-import logging
 import os
 import shlex
 import shutil
@@ -31,7 +30,6 @@ from ..protocols.selection import training_domain_validation
 WEIGHTS = "model.safetensors"
 FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -138,18 +136,8 @@ def fill_from_run(folder: Path, run: Path, with_report: bool = False) -> Origin:
     if links := [str(path.relative_to(run)) for path in published if path.is_symlink()]:
         remedy = f"{', '.join(links)} is a link, and its target would be published; replace it by the file itself"
         raise ArgumentError.of("run", str(run), remedy)
-    written = (run / "best" / WEIGHTS).stat().st_mtime
-    if older := [str(path.relative_to(run)) for path in (*pages, *figures) if path.stat().st_mtime < written]:
-        _logger.warning(
-            f"{', '.join(older)}: older than the network in best/, and perhaps of another; write them again"
-        )
-    calibration = run / "best" / CALIBRATION
-    for path in (
-        run / "best" / CONFIG,
-        run / "best" / WEIGHTS,
-        *([calibration] if calibration.is_file() else []),
-        *pages,
-    ):
+    calibration = [path for path in (run / "best" / CALIBRATION,) if path.is_file()]
+    for path in (run / "best" / CONFIG, run / "best" / WEIGHTS, *calibration, *pages):
         shutil.copyfile(path, folder / path.name)
     for path in figures:
         (folder / FIGURES).mkdir(exist_ok=True)

@@ -4,7 +4,6 @@ A page is a list of sections, and a section a list of blocks. report.html render
 """
 
 import base64
-import io
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +18,21 @@ import jinja2
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from PIL import Image
-from torch import Tensor
 
 from ..analysis.geography_plots import draw_domains, is_geographic
 from ..analysis.maps import draw_attention, draw_experts
 from ..analysis.plots import plot_accuracies, plot_learning_curves
 from ..analysis.run_view import RunView, open_run
-from ..analysis.style import new_figure
 from ..cli.values import LOCAL
 from ..data import EvaluationImages, Split
 from ..data.splits import make_splits
 from ..errors import ArgumentError, DataError, MoeDgError, RecordError
 from ..finetuning.jobs import Job, tail
-from ..hub.folder import training_command, without_local_paths
-from ..layers.reports import count_first_choices
-from ..losses import record_routing, router_outputs
+from ..hub.folder import training_command
 from ..networks.calibration import find_calibration
 from ..networks.trained import match_classes, takes_metadata
 from ..protocols.evaluation import Scores, collect_outputs, unseen_domains
 from ..protocols.records import SCORED_ROLES, read_records
-from ..protocols.run_identity import changed_options
 from ..protocols.selection import (
     FEW,
     counted,
@@ -79,7 +71,6 @@ class Picture(NamedTuple):
 
     uri: str
     caption: str
-    width: int  # pixels on a wide page
 
 
 Block = str | list[str] | Captioned | Picture  # a paragraph, a list, a table, or a picture
@@ -107,7 +98,6 @@ def report(folder: Path, output: Path, settings: ReportSettings) -> None:
         "Results": attempt(lambda: _results(runs)),
         **(_network_sections(folder, settings) if is_run else {}),
         "Runs": [Captioned("Selected by training-domain validation, percent", _run_rows(runs, unfinished, names))],
-        "Settings": [Captioned("Options with other values than their defaults", _common_options(runs))],
     }
     if is_run:
         curves = drawn(lambda path: plot_learning_curves(runs[0].records, domain_names(runs[0].records), path), "")
@@ -136,19 +126,14 @@ def attempt(make: Callable[[], list[Block]]) -> list[Block]:
 
 
 def drawn(draw: Callable[[Path], object], caption: str, name: str = "picture.png") -> list[Block]:
-    """The picture that `draw` writes to a path with this name, in 256 colors, or the reason why there is none."""
+    """The picture that `draw` writes to a path with this name, or the reason why there is none."""
 
     def make() -> list[Block]:
-        new_figure(1, 1)  # raises the error that names the missing extra, before any work for the picture
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)
             draw(path)
-            with Image.open(path) as opened:
-                image = opened.convert("RGB").quantize(256)
-            file = io.BytesIO()
-            image.save(file, "PNG", optimize=True)
-        uri = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-        return [Picture(uri, caption, image.width * 2 // 3)]
+            uri = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        return [Picture(uri, caption)]
 
     return attempt(make)
 
@@ -243,13 +228,6 @@ def _run_rows(runs: Sequence[FinishedRun], unfinished: Sequence[Path], names: Ma
     return pd.DataFrame(rows).astype(object).fillna("-")
 
 
-def _common_options(runs: Sequence[FinishedRun]) -> pd.DataFrame:
-    """The options that all runs have, without those that tell the rows of tables apart."""
-    first, *others = [without_local_paths(dict(sorted(changed_options(run.args).items()))) for run in runs] or [{}]
-    common = {name: value for name, value in first.items() if all(run.get(name) == value for run in others)}
-    return pd.DataFrame([(name, str(value)) for name, value in common.items()], columns=["option", "value"])
-
-
 def _network_sections(folder: Path, settings: ReportSettings) -> dict[str, list[Block]]:
     """Scores and routing of the selected network on images that it was not trained on, and pictures of it."""
     try:
@@ -269,14 +247,14 @@ def _network_sections(folder: Path, settings: ReportSettings) -> dict[str, list[
         # One map is enough for a page, of "id" images if the data has some
         for role in [role for role in SCORED_ROLES if is_geographic(view, role)][:1]:
             caption = "The routed expert with the largest weight at each place."
-            pictures += picture(draw_domains, "map.png", caption, role=role, map_step=None)
+            pictures += picture(draw_domains, "map.png", caption, role=role)
     caption = "Attention of the class token in the last block, by head."
     pictures += picture(draw_attention, "attention.png", caption, **chosen, columns=2, twin=None)
     return {"The network on new images": attempt(lambda: _scores(view, settings)), "Experts and attention": pictures}
 
 
 def _scores(view: RunView, settings: ReportSettings) -> list[Block]:
-    evaluated, first_experts = evaluate_network(view, settings)
+    evaluated = evaluate_network(view, settings)
     tested = evaluated.test_domains
     names = [domain.name + " (tested)" * (index in tested) for index, domain in enumerate(evaluated.domains)]
     scores = pd.DataFrame(evaluated.assessment.domains, columns=Scores._fields)
@@ -289,15 +267,11 @@ def _scores(view: RunView, settings: ReportSettings) -> list[Block]:
         Captioned("Scores by domain, in percent", texts),
         *drawn(lambda path: plot_confusion(evaluated.confusion, evaluated.classes, path, title), "Confusions."),
         *drawn(lambda path: plot_reliability(evaluated.calibration_groups, path), "Below the line: overconfident."),
-        *(Captioned(f"First experts in {name}, percent of tokens", table) for name, table in first_experts.items()),
     ]
 
 
-def evaluate_network(view: RunView, settings: ReportSettings) -> tuple[Evaluated, dict[str, pd.DataFrame]]:
-    """Evaluates the network on in-splits of held-out domains and out-splits of the others, which it was not trained on.
-
-    Returns the predictions, and for each mixture layer the share of a domain's tokens by first expert, in percent.
-    """
+def evaluate_network(view: RunView, settings: ReportSettings) -> Evaluated:
+    """Evaluates the network on in-splits of held-out domains and out-splits of others, which it was not trained on."""
     tested, most = list(view.args["test_domains"]), settings.max_images
     args = {**view.args, **({"data_dir": view.data_dir} if view.data_dir else {})}
     training = [index for index in range(len(view.domains)) if index not in tested]
@@ -308,34 +282,18 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> tuple[Evaluated
     if not any(len(split.inside) + len(split.outside) for split in splits):
         raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")
     domains, parts, positions = match_classes(view.model, view.domains, splits)
-    counts: dict[str, list[Tensor]] = defaultdict(list)
-
-    def network(images: Tensor, *metadata: Tensor) -> Tensor:
-        logits = view.model(images, *metadata)
-        for name, routing in router_outputs(view.model).items():
-            counts[name].append(count_first_choices(routing, len(images)).cpu())
-        return logits
-
     with_metadata = takes_metadata(view.model, domains, view.columns)
     new_images = EvaluationImages(domains, parts, view.transform, with_metadata=with_metadata)
     calibration = find_calibration(f"{LOCAL}{view.folder / 'best'}", view.model)
-    with record_routing(view.model):
-        batches = view.evaluation_batches(new_images, settings.workers)
-        temperature = calibration.temperature if calibration else 1.0
-        outputs = collect_outputs(network, batches, positions, temperature=temperature)
+    temperature = calibration.temperature if calibration else 1.0
+    batches = view.evaluation_batches(new_images, settings.workers)
+    with torch.no_grad():
+        outputs = collect_outputs(view.model, batches, positions, temperature=temperature)
     # Held-out domains with images, first those that are not "id", or else all domains
     present = set((outputs.group // 2).tolist())
     choices = (unseen_domains(domains, tested), tested, range(len(domains)))
     scored = next(filter(None, ([index for index in choice if index in present] for choice in choices)))
-    members = F.one_hot(outputs.group // 2, len(domains)).double()
-    shares = {name: members.T @ torch.cat(parts).double() for name, parts in counts.items()}
-    first_experts = {}
-    for name, tokens in shares.items():
-        percents = 100 * tokens / tokens.sum(1, keepdim=True)
-        table = pd.DataFrame(percents.numpy()).map("{:.0f}".format).replace("nan", "-")
-        table.insert(0, "domain", [domain.name for domain in domains])
-        first_experts[name] = table
-    return Evaluated(view.name, new_images, outputs, tested, scored), first_experts
+    return Evaluated(view.name, new_images, outputs, tested, scored)
 
 
 def _sample(positions: np.ndarray, most: int) -> np.ndarray:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from math import isnan
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from ..cli.text import csv_cell, markdown, one_line
 from ..errors import ArgumentError
 from .papers import paper_columns
 from .runs import RowKey
-from .tables import OFFICIAL_RULES, SINGLE_SOURCE, Table, at, average
+from .tables import Table, at, average
 
 _LATEX = str.maketrans({**LATEX_ESCAPE_RULES, "±": r"$\pm$"})
 FORMATS = {"text": one_line, "markdown": markdown, "latex": lambda text: one_line(text).translate(_LATEX)}  # -> escape
@@ -79,21 +78,19 @@ def formatted(title: str, texts: pd.DataFrame, format_: str, missing: Sequence[s
 
 def data_frame(tables: Sequence[Table], papers: bool = False) -> pd.DataFrame:
     """Returns a row for each cell, with percentages as numbers, and the papers' figures if wanted."""
-    return pd.concat([_cells(table, papers) for table in tables], ignore_index=True)
-
-
-def _cells(table: Table, papers: bool) -> pd.DataFrame:
-    cells = table.summary().reset_index()
-    cells["column"] = [table.columns[position] for position in cells.column]
-    cells[["mean", "standard_error"]] = (100 * cells[["mean", "error"]]).round(6)
-    cells = cells.assign(dataset=table.dataset, rule=table.rule, table=table.title, expected_seeds=cells.expected)
-    cells = cells.join(pd.DataFrame(list(cells.row))[["algorithm", "model", "variant"]])
+    frames = []
+    for table in tables:
+        cells = table.summary().reset_index()
+        cells["column"] = [table.columns[position] for position in cells.column]
+        cells[["mean", "standard_error"]] = (100 * cells[["mean", "error"]]).round(6)
+        cells = cells.assign(dataset=table.dataset, rule=table.rule, table=table.title, expected_seeds=cells.expected)
+        cells = cells.join(pd.DataFrame(list(cells.row))[["algorithm", "model", "variant"]])
+        if papers:
+            stated, pairs = paper_columns(table), zip(cells.column, cells.row, strict=True)
+            cells["papers"] = [stated.get(column, {}).get(row, "") for column, row in pairs]
+        frames.append(cells)
     names = ["dataset", "rule", "table", "algorithm", "model", "variant", "column", "mean", "standard_error", "seeds"]
-    if papers:
-        stated = paper_columns(table)
-        pairs = zip(cells.column, cells.row, strict=True)
-        cells["papers"] = [stated.get(column, {}).get(row, "") for column, row in pairs]
-    return cells[[*names, "expected_seeds", *(["papers"] if papers else [])]]
+    return pd.concat(frames, ignore_index=True)[[*names, "expected_seeds", *(["papers"] if papers else [])]]
 
 
 def data_text(frame: pd.DataFrame, format_: str) -> str:
@@ -140,17 +137,12 @@ def rows_named(table: Table, name: str) -> list[RowKey]:
 
 
 def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
-    pair, papers, differences = [first, second], paper_columns(table), table.differences(first, second)
+    pair, differences = [first, second], table.differences(first, second)
     texts = cell_texts(table).loc[pair].T
     between = replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"]))
     unsigned = cell_texts(between).loc[first]
     texts["difference"] = unsigned.where(unsigned.str.startswith(("-", "missing")), "+" + unsigned)
     texts.insert(0, "domain", table.columns)
-    for row in pair:
-        figures = [papers.get(domain, {}).get(row, "") for domain in table.columns]
-        # Most settings have no figure in a paper, so an empty column is left out.
-        if any(figures):
-            texts[f"paper's figure for {row}"] = figures
     tests, escape = [], markdown if format_ == "markdown" else one_line
     for position, domain in enumerate(table.columns):
         values = at(differences, "column", position)
@@ -188,40 +180,6 @@ def with_improvements(table: Table, reference: str) -> Table:
         expected.append(max(table.expected[position] for position in positions))
     columns = [*table.columns, *(f"{kind} improvement" for kind in table.kinds)]
     return replace(table, columns=columns, scores=pd.concat(parts).sort_index(), expected=expected)
-
-
-class PairedTest(NamedTuple):
-    """Test of the difference between two rows."""
-
-    first: RowKey
-    second: RowKey
-    of: str  # which columns the pairs come from
-    differences: pd.Series  # first row minus second, as shares, one per seed and column of both
-    p: float  # see `sign_flip_p`
-    adjusted: float  # `p` after Holm's correction for all pairs of rows
-
-
-def paired_tests(table: Table) -> list[PairedTest]:
-    """Tests every pair of rows of a table with the same data, over the seeds and domains that both rows have."""
-    pairs, tests = [pair for pair in combinations(table.rows, 2) if not table.on_other_data(*pair)], []
-    # Pairs, not the means of two rows: a hard domain lowers both values of a pair, but not their difference
-    differences = {pair: table.differences(*pair).dropna() for pair in pairs}
-    for title, columns in _tested_columns(table).items():
-        tested = {pair: all_[all_.index.isin(columns, level="column")] for pair, all_ in differences.items()}
-        tested = {pair: values for pair, values in tested.items() if len(values)}
-        p_values = [sign_flip_p(values) for values in tested.values()]
-        for (pair, values), p, adjusted in zip(tested.items(), p_values, holm(p_values), strict=True):
-            tests.append(PairedTest(*pair, title, values, p, adjusted))
-    return tests
-
-
-def _tested_columns(table: Table) -> dict[str, Sequence[int]]:
-    """Positions of the columns that are tested together, by their common title."""
-    if table.rule in OFFICIAL_RULES:
-        # Accuracy, worst group and F1 are different scores: each column is a test of its own.
-        return {title: [column] for column, title in enumerate(table.columns)}
-    title = "domains not trained on" if table.rule == SINGLE_SOURCE else "held-out domains"
-    return {title: table.kinds["OOD"]} if table.kinds else {}
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

@@ -222,14 +222,9 @@ def sentences(site: NewSite) -> list[str]:
 
 
 def _what_helps(site: NewSite) -> list[str]:
-    args = site.runs[0].args
     domains = "sweep with --protocols leave_one_domain_out_cv, which also holds out pairs of domains"
-    fraction = (1 + args.get("holdout_fraction", 0.2)) / 2
+    fraction = (1 + site.runs[0].args.get("holdout_fraction", 0.2)) / 2
     images = f"sweep into another folder with -- --holdout-fraction {fraction:g}, and give both folders"
-    if any(
-        role == "train" and split in ("official", "photograph") for role, _, split in args.get("domain_facts") or ()
-    ):
-        images = "no option changes their number, because the split of these data is fixed"
     curves = {"domains": (site.by_training_domains, domains), "images": (site.by_training_images, images)}
     return [_trend(f"training {unit}", *curve) for unit, curve in curves.items()]
 

@@ -83,28 +83,25 @@ def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None
     """
     cell = (run.dataset, _papers_rule(rule), column, trained_on)
     figures = [f for f in FIGURES if cell == (f.dataset, f.rule, f.column, f.trained_on)]
-    return [figure for figure in figures if not differences(figure, run)]
+    return [figure for figure in figures if is_of_recipe(figure, run)]
 
 
-def differences(figure: PaperFigure, run: FinishedRun) -> dict[str, tuple[object, object]]:
-    """Compares a run with the recipe of a figure. Returns name -> (the run's value, the recipe's) where they differ."""
-    pairs: dict[str, tuple[object, object]] = {
-        "algorithm": (run.algorithm, figure.algorithm),
-        "model": (with_tag(run.model), with_tag(figure.model)),
-        # The papers fine-tune pretrained networks
-        "pretrained": (bool(run.args.get("pretrained") or run.args.get("initial_checkpoint")), True),
-        "hparams_seed": (run.seeds[1], 0),  # a recipe draws no hyper-parameters
-    }
-    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def is_of_recipe(figure: PaperFigure, run: FinishedRun) -> bool:
+    """Whether a run has the network, the pretrained weights and the settings of a figure's recipe."""
+    if (run.algorithm, with_tag(run.model)) != (figure.algorithm, with_tag(figure.model)):
+        return False
+    # The papers fine-tune pretrained networks, and a recipe draws no hyper-parameters
+    if not (run.args.get("pretrained") or run.args.get("initial_checkpoint")) or run.seeds[1]:
+        return False
     defaults, given, ours = default_settings(run.args), spelled_out(run.args), in_effect(run.args)
     theirs = {**defaults, **figure.settings}
     if given.pop("epochs", None) is not None:
         given["steps"] = ours["steps"] = run.args["steps"]
-    for name in sorted((given.keys() | figure.settings.keys()) - _NOT_STATED):
-        stated = theirs.get(name) is not None or name not in figure.settings
-        if stated and comparable(name, ours) != comparable(name, theirs):
-            differing[name] = (ours.get(name), theirs.get(name))
-    return differing
+    return not any(
+        comparable(name, ours) != comparable(name, theirs)
+        for name in (given.keys() | figure.settings.keys()) - _NOT_STATED
+        if theirs.get(name) is not None or name not in figure.settings
+    )
 
 
 def paper_columns(table: Table) -> dict[str, dict[RowKey, str]]:
@@ -124,26 +121,12 @@ def _furthest(runs: Sequence[FinishedRun]) -> FinishedRun:
     return max(runs, key=lambda run: run.seeds[1] != 0)
 
 
-def why_no_figures(tables: Sequence[Table]) -> list[str]:
-    """Says which settings differ from the nearest recipe, for each row that has no figure in any table."""
+def rows_without_figures(tables: Sequence[Table]) -> list[str]:
+    """Names the rows that have no figure in any table of their data set."""
     stated = [(table, texts) for table in tables for texts in paper_columns(table).values()]
     with_figures = {(table.dataset, row) for table, texts in stated for row, text in texts.items() if text}
-    lines: dict[tuple[str, RowKey], str] = {}
-    for table in tables:
-        for row, runs in table.runs.items():
-            if (table.dataset, row) not in with_figures and (reason := _nearest(_furthest(runs), table.rule)):
-                lines.setdefault((table.dataset, row), f"papers: {table.dataset}, {row}: {reason}")
-    return list(lines.values())
-
-
-def _nearest(run: FinishedRun, rule: str) -> str:
-    figures = [figure for figure in FIGURES if figure.dataset == run.dataset]
-    if not figures:
-        return "no paper has figures on this data set"
-    compared = [(figure, differences(figure, run)) for figure in figures if figure.rule == _papers_rule(rule)]
-    figure, differing = min(compared, key=lambda pair: len(pair[1]), default=(None, {}))
-    pairs = ", ".join(f"{name}={ours} (there {theirs})" for name, (ours, theirs) in differing.items())
-    return f"differs from {figure.recipe or 'a command'} ({figure.source}) in {pairs}" if figure and pairs else ""
+    rows = dict.fromkeys((table.dataset, row) for table in tables for row in table.runs)
+    return [f"{dataset}, {row}" for dataset, row in rows if (dataset, row) not in with_figures]
 
 
 def _papers_rule(rule: str) -> str:

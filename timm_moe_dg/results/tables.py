@@ -176,17 +176,6 @@ def is_tabled(run: FinishedRun, tables: Sequence[Table]) -> bool:
     return (is_validated and len(run.test_domains) == 2) or any(_applies(rule, [run]) for rule in RULES)
 
 
-def why_no_table(rule: str, runs: Sequence[FinishedRun]) -> str:
-    """Explains in one line why there is no table of a rule for the runs, at least one."""
-    if rule in OOD_RULES:
-        with_roles = [run for run in runs if run.records[0].roles] or runs
-        try:
-            SELECTION_RULES[rule](with_roles[0].records)
-        except RecordError as error:
-            return str(error)
-    return "no run holds out the domains that this rule needs"
-
-
 def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     """Whether any run has results for a rule."""
     if rule == PER_REGION:
