@@ -14,21 +14,11 @@ from torch import nn
 
 from tests.layers.encoders.satclip_checkpoint import released
 from timm_moe_dg.errors import ArgumentError, CheckpointError, MetadataError, OptionError, RouterError
-from timm_moe_dg.layers import (
-    ColumnsEncoder,
-    Coverage,
-    GeoMoeMlp,
-    LinearRouter,
-    LocationEncoder,
-    LocationIdEmbedding,
-    MetadataEncoder,
-    MoeMlp,
-    SinCosEncoder,
-    load_satclip,
-    register_router,
-    thin_coordinates,
-)
-from timm_moe_dg.layers.encoders.metadata import NumberEncoder
+from timm_moe_dg.layers import GeoMoeMlp, LinearRouter, MoeMlp, register_router
+from timm_moe_dg.layers.encoders.coverage import Coverage, thin_coordinates
+from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding, SinCosEncoder
+from timm_moe_dg.layers.encoders.metadata import ColumnsEncoder, MetadataEncoder, NumberEncoder
+from timm_moe_dg.layers.encoders.pretrained import load_satclip
 from timm_moe_dg.layers.reports import cka_diversity_loss, supcon_invariance_loss
 from timm_moe_dg.models.d3g import DomainRelations
 
@@ -222,14 +212,10 @@ def test_arguments_of_losses(compute: Any, argument: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"capacity": 7},
         {"legendre_polys": 5},
         {"embed_dim": 256},
         {"num_hidden_layers": 3},
-        {"pe_type": "fcnet"},
         {"le_type": "grid"},
-        {"harmonics_calculation": "closed-form"},
-        {"capacity": None},
     ],
 )
 def test_satclip_checkpoints_of_other_sizes_and_kinds(changed: dict[str, Any], tmp_path: Path) -> None:

@@ -9,17 +9,9 @@ from torch import Tensor
 
 from tests.references import choices
 from tests.references.naive_moe import naive_top_k
-from timm_moe_dg.layers import (
-    CosineRouter,
-    LinearRouter,
-    LossWeights,
-    MetadataRouter,
-    MoeMlp,
-    RandomRouter,
-    SelfRouter,
-    after_step,
-)
+from timm_moe_dg.layers import CosineRouter, LinearRouter, LossWeights, MoeMlp, after_step
 from timm_moe_dg.layers.router import experts_choice, top_k_indices
+from timm_moe_dg.layers.routers import MetadataRouter, RandomRouter, SelfRouter
 from timm_moe_dg.losses import reported_losses
 from timm_moe_dg.networks.export import load_onnx, record_program, save_onnx
 

@@ -3,11 +3,7 @@
 Axes: B images, T tokens, D width, H = 4 D hidden width.
 """
 
-import ctypes
-import multiprocessing
 import os
-import resource
-import sys
 from functools import partial
 
 import pytest
@@ -27,10 +23,8 @@ from timm_moe_dg.networks import cost
 from timm_moe_dg.networks.cost import (
     EQUIVALENT,
     TWIN,
-    check_idle,
     count_macs,
     interleaved,
-    keep_freed_memory,
     mixture_and_baselines,
     mixture_layers,
     peak_memory,
@@ -113,40 +107,6 @@ def test_what_is_held_counts_and_what_is_returned_counts_once():
 def test_a_measuring_process_that_ends_is_an_error():
     with pytest.raises(ProcessLostError, match=r"^memory=True: "):
         peak_memory(partial(os._exit, 9), device="cpu", threads=1)
-
-
-def page_faults(keep: bool) -> int:
-    """Of taking 64 MiB four times, after twelve times before: which free blocks serve them settles in some of these."""
-    if keep:
-        keep_freed_memory()
-    for _ in range(12):
-        torch.ones(64 * MIB // 4)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.ones(64 * MIB // 4)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
-def test_kept_memory_is_used_again_without_page_faults():
-    context = multiprocessing.get_context("spawn")  # the setting stays with its process
-    faults = []
-    for keep in (False, True):
-        with context.Pool(1) as pool:
-            faults.append(pool.apply(page_faults, (keep,)))
-    assert faults[1] * 10 < faults[0]
-
-
-def test_a_busy_device_is_refused(monkeypatch):
-    gib = 2**30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 80 * gib))
-    free = 62
-    check_idle("cuda")
-    free = 56
-    with pytest.raises(ArgumentError, match=r"^device='cuda': 24\.0 of 80\.0 GiB"):
-        check_idle("cuda")
-    check_idle("cpu")
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from torch import nn
 
 from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.errors import ExportError, MissingDependencyError
-from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, MetadataEncoder
+from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding
+from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
 from timm_moe_dg.networks import export
 from timm_moe_dg.networks.export import Format, export_model, largest_difference, preprocessing, sample_metadata
 

@@ -17,7 +17,7 @@ from timm_moe_dg.data import BENCHMARKS, get_benchmark
 from timm_moe_dg.data.readers.digits import DigitsDomain
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.layers import SatClipEncoder
+from timm_moe_dg.layers.encoders.pretrained import SatClipEncoder
 from timm_moe_dg.models import metadata_options
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import plan_runs

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..data import Domain, EvaluationImages, PlacesDomain, Split
 from ..errors import ArgumentError
-from ..layers import Coverage, thin_coordinates
-from ..layers.encoders.coverage import distances
+from ..layers.encoders.coverage import Coverage, distances, thin_coordinates
 from ..networks.build import Network
 from ..protocols.run_identity import sha256
 from ..storage.files import json_text, write_text
@@ -260,7 +259,7 @@ def _draw_outlines(axes: "Axes", domains: DomainMap, regions: Sequence[np.ndarra
     for lonlat in regions:
         # Thinned points are the centers of cells, which a map of a city would show
         places = torch.from_numpy(lonlat).double()
-        points = places if len(places) <= _OUTLINED else thin_coordinates(places).points
+        points = places if len(places) <= _OUTLINED else thin_coordinates(places)
         distance = distances(Coverage(len(points)).hold(points), cells).numpy().reshape(across.shape)
         # A black line on a white one is visible on every color
         for width, color, style in ((2.4, SHARED_COLOR, "solid"), (1.2, _INK, "dashed")):

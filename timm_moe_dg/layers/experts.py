@@ -1,18 +1,16 @@
 """Expert feed-forward networks with stacked weights, and the choice of their implementation.
 
-Three implementations give the same results. Conditions are checked from top to bottom.
+Two implementations give the same results. Conditions are checked from top to bottom.
 
 | where                          | implementation | why                                                               |
 |--------------------------------|----------------|-------------------------------------------------------------------|
-| torch.vmap                     | masked         | all items pass through all experts, so no shape depends on values |
 | export, tracing, torch.func,   | loop           | exported programs run without this package, and `grouped_linear`  |
 | forward-mode derivatives       |                | has no such derivatives                                           |
 | quantized weights              | loop           | their classes have no other products                              |
 | devices but CPU, CUDA and meta | loop           | plain operations; `grouped_linear` was not tried there            |
 | all else, and torch.compile    | grouped        | two calls of `grouped_linear`, see grouped_linear.py              |
 
-`set_expert_implementation` sets loop or grouped for the last two rows. Nothing was run on CUDA. tests/gpu/ rehearses it
-on the CPU.
+`set_expert_implementation` sets loop or grouped for the last two rows. Nothing was run on CUDA.
 
 Axes: T items of N tokens each, D features, H hidden features, E experts, K experts per item, A assignments.
 """
@@ -29,20 +27,20 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from .assignments import Assignments
-from .compat import in_forward_derivatives, in_transforms, in_vmap
+from .compat import in_forward_derivatives, in_transforms
 from .dropout import sampled_dropout
 from .feed_forwards import FeedForward, GatedActivation, copy_dense, reinitialize
 from .grouped_linear import grouped_linear, has_grouped_kernel
 from .parameters import OwnParameters
 
-DEVICES = ("cpu", "cuda", "meta")  # the second was rehearsed, not run
+DEVICES = ("cpu", "cuda", "meta")  # the second was not run
 IMPLEMENTATIONS = ("auto", "grouped", "loop")
 
 
 def expert_implementation_info(model: nn.Module) -> dict[str, str | None]:
     """Returns the implementation in each mixture layer's last forward, by the experts' module.
 
-    It is 'grouped', 'loop' or 'masked', see the table above, or None before the first forward. Compiled and exported
+    It is 'grouped' or 'loop', see the table above, or None before the first forward. Compiled and exported
     programs are not counted.
 
     >>> model = timm.create_model("gmoe_tiny_patch16").eval()
@@ -189,16 +187,12 @@ class StackedExperts(nn.Module):
         implementation = self._choose(x.device)
         if not torch.compiler.is_compiling():
             self.used = implementation
-        if implementation == "masked":
-            return self.forward_masked(x, expert_indices, combine_weights)
         if implementation == "loop":
             return self.forward_loop(x, expert_indices, combine_weights)
         return self.forward_grouped(x, expert_indices, combine_weights)
 
     def _choose(self, device: torch.device) -> str:
         """Returns the implementation, by the table at the top of this file."""
-        if in_vmap():
-            return "masked"
         recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()
         if recorded or in_transforms() or in_forward_derivatives() or self._is_quantized():
             return "loop"
@@ -244,20 +238,6 @@ class StackedExperts(nn.Module):
             outputs = _linear(self._between(_linear(x[items], first, expert)), second, expert)
             weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
             combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
-        return combined
-
-    def forward_masked(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """As `forward`, all items through all experts, with unused outputs masked."""
-        first, second = self.fc1(x.dtype), self.fc2(x.dtype)
-        combined = torch.zeros_like(x)
-        per_item = [-1] + [1] * (x.dim() - 1)
-        for expert in range(self.num_experts):
-            outputs = _linear(self._between(_linear(x, first, expert)), second, expert)
-            absent = expert_indices != expert
-            weights = combine_weights.masked_fill(absent, 0).sum(1).to(outputs.dtype).view(per_item)
-            # Masked as well, since 0 times an infinite output is NaN
-            weighted = (outputs * weights).masked_fill(absent.all(1).view(per_item), 0)
-            combined = combined + weighted.to(combined.dtype)
         return combined
 
     def forward_all(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..errors import ArgumentError, MetadataError
 from ..layers.compat import feature_take_indices, update_model_args
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
 from ..layers.encoders.location import CoordinateEncoder
-from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, take_options
 from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
@@ -89,7 +89,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         # Calibrations of earlier versions identify networks by the classes of their modules, of which this was one
         self.blocks: Any = nn.ModuleList(self.blocks)
         self.expert_mode: str | int = "routed"
-        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+        self.metadata_encoder: MetadataEncoder = encoder
         if points:
             encoder.coverage = Coverage(points, device=next(self.parameters()).device)
         if radius is not None:
@@ -108,14 +108,13 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         Coordinates are in degrees, and rows with NaN are left out.
         """
         encoder = self.metadata_encoder
-        if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
-            name = type(getattr(encoder, "encoder", encoder)).__name__
+        if not isinstance(encoder.encoder, CoordinateEncoder):
+            name = type(encoder.encoder).__name__
             raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")
-        points, slack = thin_coordinates(lonlat)
+        points = thin_coordinates(lonlat)
         coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device).train(encoder.training)
         encoder.coverage = coverage
-        counts = f"{len(points)} points stand for {len(lonlat)} training coordinates"
-        _logger.info(f"coverage: {counts}, each within {slack:.0f} km")
+        _logger.info(f"coverage: {len(points)} points stand for {len(lonlat)} training coordinates")
         self._record(coverage_points=len(points), coverage_radius=None)
         return coverage
 
@@ -126,7 +125,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         needs an index, and a shared expert to fall back to.
         """
         radius = checked_radius(radius)
-        coverage = getattr(self.metadata_encoder, "coverage", None)
+        coverage = self.metadata_encoder.coverage
         if radius is not None and coverage is None:
             remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
             raise MetadataError.of("coverage_radius", radius, remedy)
@@ -155,15 +154,6 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
     def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x, metadata))
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Prunes as timm does, and drops the metadata encoder if no routed block is left."""
-        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if not any(block.routed for block in self.blocks):
-            self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
-        return remaining
 
     def forward_intermediates(  # type: ignore[override]
         self,

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_of_far_values
-from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file
 from ..layers.compat import download_from_hf
+from ..models.backbone import check_name
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
 CONFIG = "config.json"
@@ -320,23 +321,6 @@ def _are_bands(names: object) -> bool:
         return isinstance(names, list) and list(band_names(names)) == names
     except (MoeDgError, AttributeError, TypeError):  # of entries that are no text
         return False
-
-
-def check_name(name: str) -> None:
-    """Raises an `ArgumentError`, which lists the nearest names, if there is no such model, tag or kind of source."""
-    try:
-        source, model = parse_model_name(name)
-    except ValueError as error:
-        raise ArgumentError.of("model", name, str(error)) from error
-    architecture = split_model_name_tag(model)[0]
-    if source is None and not timm.is_model(architecture):
-        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
-        raise ArgumentError.of("model", name, f"no such model; {remedy}")
-    try:
-        timm.get_pretrained_cfg(model if source is None else architecture)
-    except RuntimeError as error:
-        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
-        raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
 def _check_patches(network: nn.Module, img_size: int | None) -> None:

@@ -8,7 +8,12 @@ import torch
 from scipy.special import sph_harm_y
 from torch import Tensor
 
-from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, SinCosEncoder, spherical_harmonics
+from timm_moe_dg.layers.encoders.location import (
+    LocationEncoder,
+    LocationIdEmbedding,
+    SinCosEncoder,
+    spherical_harmonics,
+)
 
 DEGREES = 41  # l = 0 .. 40
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.layers.encoders.satclip_checkpoint import released as satclip_checkpoint
 from timm_moe_dg.errors import CheckpointError, MetadataError, MissingDependencyError
-from timm_moe_dg.layers import load_satclip, spherical_harmonics
+from timm_moe_dg.layers.encoders.location import spherical_harmonics
 from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
-from timm_moe_dg.layers.encoders.pretrained import equal_earth, load_geoclip
+from timm_moe_dg.layers.encoders.pretrained import equal_earth, load_geoclip, load_satclip
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.export import export_model
 from timm_moe_dg.networks.trained import load_trained
