@@ -58,18 +58,6 @@ def test_auxiliary_loss_is_the_sum_over_layers_of_the_last_forward():
     assert timm_moe_dg.auxiliary_loss(model).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_gradient_checkpointing_neither_doubles_nor_loses_the_auxiliary_loss():
-    plain, saving = tiny_model(), tiny_model()
-    saving.set_grad_checkpointing()
-    losses = []
-    for model in (plain, saving):
-        loss = objective(model, image_batch())
-        loss.backward()
-        losses.append(loss.item())
-    assert losses[0] == losses[1]
-    assert_same_gradients(gradients(saving), gradients(plain))
-
-
 def test_accumulated_gradients_are_the_sum_of_those_of_the_parts():
     model = tiny_model()
     parts = []

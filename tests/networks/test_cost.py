@@ -10,16 +10,12 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.errors import ArgumentError, ProcessLostError
 from timm_moe_dg.layers import set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.networks import cost
 from timm_moe_dg.networks.cost import (
     EQUIVALENT,
     TWIN,
@@ -31,7 +27,6 @@ from timm_moe_dg.networks.cost import (
     quartiles,
     random_inputs,
     ratios,
-    seconds_of,
 )
 
 B, T, D = 3, 7, 32
@@ -43,27 +38,11 @@ def attention_macs(batch: int, tokens: int, width: int) -> int:
     return batch * (4 * tokens * width**2 + 2 * tokens**2 * width)
 
 
-class SelfAttention(nn.Module):
-    """Attention without parameters, computed by a kernel that is allowed."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_costs_its_four_projections_and_two_products_of_tokens(fused):
     layer = Attention(D, num_heads=4)
     layer.fused_attn = fused
     assert count_macs(layer, [torch.randn(B, T, D)]) == attention_macs(B, T, D)
-
-
-@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_kernel_that_a_user_prefers_does_not_change_the_count_and_is_restored(backend):
-    x = torch.randn(B, 1, T, D)
-    with sdpa_kernel(backend):
-        before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
-        assert count_macs(SelfAttention(), [x]) == B * 2 * T**2 * D
-        assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
 
 
 def test_a_vision_transformer_costs_patches_blocks_and_head():
@@ -107,19 +86,6 @@ def test_what_is_held_counts_and_what_is_returned_counts_once():
 def test_a_measuring_process_that_ends_is_an_error():
     with pytest.raises(ProcessLostError, match=r"^memory=True: "):
         peak_memory(partial(os._exit, 9), device="cpu", threads=1)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A list with the time in seconds; steps move it on."""
-    now = [100.0]
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
-    return now
-
-
-def test_a_step_takes_the_mean_of_its_repeats(clock):
-    durations = iter([1.0, 2.0, 6.0])
-    assert seconds_of(lambda: clock.append(clock.pop() + next(durations)), repeats=3) == 3.0
 
 
 def test_rounds_go_in_turn_and_warming_up_does_not_count():

@@ -139,11 +139,6 @@ def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_ou
             match_classes(network, [FolderDomain("a", classes, targets, ["0"])], [Split(np.arange(1), np.arange(0))])
 
 
-def test_more_logits_than_classes_keep_the_names(network, tmp_path):
-    save_network(network, tmp_path, CLASSES[:2], data_config(network, 32))
-    assert label_names(load_trained(f"local-dir:{tmp_path}")) == ("cat", "dog", "unused_2")
-
-
 def test_without_names_only_the_number_can_be_checked(network):
     network.pretrained_cfg.pop("label_names", None)
     assert class_positions(network, ("owl", "cat", "dog")).tolist() == [0, 1, 2]
@@ -178,8 +173,3 @@ def test_outputs_follow_from_what_was_collected(name, kwargs):
     assert features.shape == (2, network.num_features)
     assert torch.allclose(network.get_classifier()(features), logits, atol=1e-6)
     assert not network.get_classifier()._forward_pre_hooks
-
-
-def test_a_network_without_a_single_classifier_is_refused():
-    with pytest.raises(ArgumentError, match="model='VisionTransformer': has no single classifier"):
-        WithFeatures(timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=1))

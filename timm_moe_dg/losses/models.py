@@ -129,12 +129,9 @@ def force_tokens(model: nn.Module, num_tokens: int) -> None:
     """
     if num_tokens < 0 or num_tokens == 1:
         raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
-    for layer in _moge_layers(model):
-        layer.forced_tokens = num_tokens
-
-
-def _moge_layers(model: nn.Module) -> list[GeoMoeMlp]:
-    return [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
+    for layer in model.modules():
+        if isinstance(layer, GeoMoeMlp):
+            layer.forced_tokens = num_tokens
 
 
 @contextmanager
