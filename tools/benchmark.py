@@ -28,10 +28,9 @@ import timm_moe_dg
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
-from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.errors import ArgumentError, check_name
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import IMPLEMENTATIONS
-from timm_moe_dg.models.backbone import check_name
 from timm_moe_dg.networks.cost import (
     count_macs,
     device_name,

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from torch.utils.checkpoint import checkpoint
 
-from timm_moe_dg.layers.dropout import dropout_factors, dropped_positions, sampled_dropout
+from timm_moe_dg.layers.experts import dropout_factors, dropped_positions, sampled_dropout
 
 
 @pytest.mark.parametrize("rate", [2**-10, 0.1, 0.5, 0.9])

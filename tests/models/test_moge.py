@@ -3,7 +3,6 @@
 The reference recomputes the mixture layers image by image from the weights, in float64.
 """
 
-import itertools
 import json
 import math
 from typing import Any
@@ -250,30 +249,17 @@ def shared_and_dense():
     return model, dense
 
 
-COMBINATIONS = [
-    dict(zip(["return_prefix_tokens", "norm", "stop_early", "intermediates_only", "output_dict"], flags, strict=True))
-    for flags in itertools.product([False, True], repeat=5)
-]
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("output_fmt", ["NCHW", "NLC"])
-@pytest.mark.parametrize("indices", [None, 2, [0, -2]], ids=["all", "last two", "first and third"])
-def test_moge_forward_intermediates_is_timms_in_every_combination_of_arguments(shared_and_dense, indices, output_fmt):
-    model, dense = shared_and_dense
-    images = torch.randn(2, 3, 32, 32)
-    for combination in COMBINATIONS:
-        arguments = {"indices": indices, "output_fmt": output_fmt, **combination}
-        ours, theirs = (one.forward_intermediates(images, **arguments) for one in (model, dense))
-        assert_equal_results(ours, theirs, rtol=0, atol=1e-6)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"indices": 2, "return_prefix_tokens": True, "norm": True}, {"output_dict": True}], ids=str
+)
+def test_moge_forward_intermediates_is_timms(shared_and_dense, arguments):
+    ours, theirs = (one.forward_intermediates(torch.ones(2, 3, 32, 32), **arguments) for one in shared_and_dense)
+    assert_equal_results(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_moge_get_intermediate_layers_is_timms(shared_and_dense):
-    model, dense = shared_and_dense
-    for arguments in ({}, {"n": 2, "norm": True}, {"n": [1, 3], "reshape": True, "return_prefix_tokens": True}):
-        ours, theirs = (one.get_intermediate_layers(torch.ones(2, 3, 32, 32), **arguments) for one in (model, dense))
-        assert_equal_results(ours, theirs, rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match=r"^output_fmt='NHWC'"):
-        model.forward_intermediates(torch.ones(2, 3, 32, 32), output_fmt="NHWC")
-    with pytest.raises(ValueError, match="without an attention mask"):
-        model.get_intermediate_layers(torch.ones(2, 3, 32, 32), attn_mask=torch.ones(5, 5))
+def test_intermediates_need_no_hooks_afterwards_and_take_no_mask(shared_and_dense):
+    model, _ = shared_and_dense
+    with pytest.raises(TypeError, match="attn_mask"):
+        model.forward_intermediates(torch.ones(2, 3, 32, 32), attn_mask=torch.ones(7, 7))
+    assert not any(block._forward_pre_hooks for block in model.blocks)

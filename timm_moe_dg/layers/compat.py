@@ -5,9 +5,6 @@ these libraries.
 """
 
 import torch
-from timm.models._features import (
-    feature_take_indices,  # the `indices` of forward_intermediates, as timm's own models read them
-)
 from timm.models._hub import (
     download_from_hf,  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
     hf_split,  # repository and revision of a name

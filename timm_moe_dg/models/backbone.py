@@ -22,7 +22,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
+from ..errors import ArgumentError, CheckpointError, OptionError, check_name, did_you_mean
 from ..layers.compat import load_state_dict_from_path
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.encoders.pretrained import check_weights
@@ -113,28 +113,6 @@ def create_on_backbone(
     return _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
 
 
-def check_name(name: str, argument: str = "model", saved: bool = False) -> None:
-    """Raises an `ArgumentError`, which lists the nearest names, if there is no such network, tag or kind of source.
-
-    Saved networks bring their weights, and their tag does not matter.
-    """
-    try:
-        source, model = parse_model_name(name)
-    except ValueError as error:
-        raise ArgumentError.of(argument, name, str(error)) from error
-    architecture = split_model_name_tag(model)[0]
-    if source is not None:
-        return
-    if not timm.is_model(architecture):
-        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
-        raise ArgumentError.of(argument, name, f"no such model; {remedy}")
-    try:
-        timm.get_pretrained_cfg(architecture if saved else model)
-    except RuntimeError as error:
-        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
-        raise ArgumentError.of(argument, name, f"no such weights; {architecture} has {tags}") from error
-
-
 def _source(pretrained: bool, cfg: Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
     """Finds the weights in the configurations that timm's factory hands over."""
     if cfg is not None and cfg.get("source") not in _SAVED:
@@ -204,18 +182,14 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
         raise OptionError.of("backbone", backbone, f"does not take it ({error}); {remedy}") from error
 
 
-def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
-    with torch.device("meta"):
-        return _create(kind, backbone, **{name: kwargs[name] for name in kwargs if name not in ("device", "dtype")})
-
-
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
     """Makes a checkpoint loadable into the dense network: zeros for feed-forwards that change, and no text head."""
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
-    plan = _without_storage(kind, structure, kwargs)
-    dense = plan.state_dict()
     with torch.device("meta"):
+        options = {name: value for name, value in kwargs.items() if name not in ("device", "dtype")}
+        plan = _create(kind, structure, **options)
+        dense = plan.state_dict()
         mixed = kind.change(plan, **mixture).state_dict()
     classifier = tuple(f"{name}." for name in classifier_names(plan.pretrained_cfg["classifier"]))
     expected = {key for key in mixed if not key.startswith(classifier)}

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_of_far_values
-from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_name, check_regular_file
 from ..layers.compat import download_from_hf
-from ..models.backbone import check_name
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
 CONFIG = "config.json"

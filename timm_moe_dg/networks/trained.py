@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..data import Domain, Split
 from ..data.domains import check_spellings, listed, normalized, places_of
-from ..errors import ArgumentError, CheckpointError
-from ..models.backbone import check_name
+from ..errors import ArgumentError, CheckpointError, check_name
 from .build import UNUSED, Network, build_network, saved_config
 
 _logger = logging.getLogger(__name__)
