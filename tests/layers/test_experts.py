@@ -248,36 +248,8 @@ def test_hidden_features_are_dropped_in_training_alone(implementation):
 # torch.compile and export
 
 
-def compile_recording(module, **options):
-    """The compiled module, and a list that its programs are appended to."""
-    programs = []
-
-    def backend(program, inputs):
-        programs.append(program)
-        return program.forward
-
-    torch._dynamo.reset()
-    return torch.compile(module, backend=backend, **options), programs
-
-
 def holds_the_operator(program):
     return any("timm_moe_dg" in str(node.target) for node in program.graph.nodes)
-
-
-def takes_the_operator():
-    """Programs of torch 2.11 cannot tell compilation from export, and hold the loop as exported ones do."""
-    compiled = torch.compile(lambda x: x + torch.compiler.is_exporting(), fullgraph=True, backend="eager")
-    return compiled(torch.zeros(())).item() == 0
-
-
-def test_programs_are_for_batches_of_any_size():
-    experts = make_experts(torch.float64)
-    compiled, programs = compile_recording(experts, dynamic=True, fullgraph=True)
-    for items in (9, 5, 12):
-        arguments = make_call(items, dtype=torch.float64)
-        torch.testing.assert_close(compiled(*arguments), experts.forward_loop(*arguments))
-    assert len(programs) == 1
-    assert holds_the_operator(programs[0]) == takes_the_operator()
 
 
 @pytest.mark.parametrize("frozen", [None, "fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias"])

@@ -85,12 +85,6 @@ def test_autocast_does_not_change_the_routing(router_class):
     assert torch.equal(actual.logits, expected.logits)
 
 
-def test_half_precision_weights_are_used_in_float32():
-    router = CosineRouter(12, 6, 2).eval().bfloat16()
-    x = tokens().bfloat16()
-    assert torch.equal(router(x).logits, router.float()(x.float()).logits)
-
-
 def test_metadata_router_mixes_over_the_best_k_alone():
     router = MetadataRouter(12, 5, 3).eval()
     output = router(tokens())

@@ -25,19 +25,6 @@ def test_logits_and_intermediates_agree_with_forward_features(family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", [GMOE, MOGE_TINY], ids=lambda case: case.name)
-def test_pruning_keeps_the_features_that_were_asked_for(case):
-    model, inputs = randomize(case.small()).eval(), case.inputs()
-    keywords = {"metadata": inputs[1]} if case.metadata else {}
-    before = model.forward_intermediates(inputs[0], indices=[0, 2], intermediates_only=True, **keywords)
-    assert model.prune_intermediate_layers([0, 2]) == [0, 2]
-    assert len(model.blocks) == 3
-    after = model.forward_intermediates(inputs[0], indices=[0, 2], intermediates_only=True, **keywords)
-    assert all(map(torch.equal, after, before))
-    assert torch.equal(model(*inputs), model.forward_features(*inputs))  # the head is gone, pooling included
-
-
-@torch.no_grad()
 def test_resetting_the_classifier(family):
     model, inputs = randomize(family.small()).eval(), family.inputs()
     tokens = model.forward_features(*inputs)

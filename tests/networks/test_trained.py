@@ -16,7 +16,6 @@ from timm_moe_dg.networks.trained import (
     load_trained,
     match_classes,
     renew_classifier,
-    saved_classes,
     takes_metadata,
 )
 from timm_moe_dg.storage.run_folder import run_arguments
@@ -102,21 +101,6 @@ def test_a_renewed_classifier_keeps_the_rows_of_classes_by_name(name, classes, c
     assert (
         f"classifier: {kept} classes keep their rows, by name; new: {'ant' if 'ant' in classes else 'n'}" in caplog.text
     )
-
-
-def test_classes_in_the_same_order_are_left_alone(network, tmp_path, caplog):
-    caplog.set_level("INFO")
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    renew_classifier(network, CLASSES, CLASSES, 3)
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert "classifier" not in caplog.text
-    save_network(network, tmp_path, CLASSES, data_config(network, 32))
-    assert (
-        saved_classes("", str(tmp_path / "model.safetensors"))
-        == CLASSES
-        == saved_classes(f"local-dir:{tmp_path}", None)
-    )
-    assert saved_classes("", str(tmp_path / "other" / "x.pth")) == () == saved_classes("test_vit", None)
 
 
 def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_out(network, caplog):

@@ -17,13 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from tests.invented import ARGS, make_record
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import content, killed_at
-from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import reported_accuracy, training_domain_validation, validation_accuracy
-from timm_moe_dg.results.runs import FinishedRun
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -278,12 +275,6 @@ def test_runs_that_cannot_be_averaged_are_one_line(names, words, argument, avera
         average(*names, words=words)
     assert argument in f"{caught.value} {capfd.readouterr().err}"
     assert not (tmp_path / "average").exists()
-
-
-def test_a_saved_network_without_its_weights_is_no_common_start():
-    runs = [FinishedRun(f"run{n}", [make_record(args={**ARGS, "model": "local-dir:saved", "seed": n})]) for n in (1, 2)]
-    with pytest.raises(ArgumentError, match="runs='run2': started from random weights of its own"):
-        load_tool("average").check_starts(runs)
 
 
 def test_runs_on_other_data_or_of_another_model_are_named(runs, average, tmp_path):
