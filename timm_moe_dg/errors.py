@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
+import timm
+from timm.models import parse_model_name, split_model_name_tag
+
 
 # Every exception takes a single message, because those of a loader's worker are pickled
 class MoeDgError(Exception):
@@ -153,3 +156,25 @@ def did_you_mean(word: str, names: Iterable[str], count: int = 1) -> str:
     """
     near = difflib.get_close_matches(word, list(names), n=count)
     return f"did you mean {', '.join(near)}?" if near else ""
+
+
+def check_name(name: str, argument: str = "model", saved: bool = False) -> None:
+    """Raises an `ArgumentError`, which lists the nearest names, if there is no such network, tag or kind of source.
+
+    Saved networks bring their weights, and their tag does not matter.
+    """
+    try:
+        source, model = parse_model_name(name)
+    except ValueError as error:
+        raise ArgumentError.of(argument, name, str(error)) from error
+    architecture = split_model_name_tag(model)[0]
+    if source is not None:
+        return
+    if not timm.is_model(architecture):
+        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
+        raise ArgumentError.of(argument, name, f"no such model; {remedy}")
+    try:
+        timm.get_pretrained_cfg(architecture if saved else model)
+    except RuntimeError as error:
+        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
+        raise ArgumentError.of(argument, name, f"no such weights; {architecture} has {tags}") from error

@@ -28,12 +28,10 @@ import timm_moe_dg
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import int_from_2, non_negative_int, output_file, positive_int
-from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.errors import ArgumentError, check_name
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import IMPLEMENTATIONS
-from timm_moe_dg.networks.build import check_name
 from timm_moe_dg.networks.cost import (
-    check_idle,
     count_macs,
     device_name,
     interleaved,
@@ -82,7 +80,6 @@ def build_parser() -> ToolParser:
     add("--memory", action="store_true", help="measure peak memory too (on a CPU: Linux only)")
     threads = torch.get_num_threads()
     add("--cpu-threads", type=positive_int, default=threads, metavar="N", help="CPU threads (default: %(default)s)")
-    add("--glibc-defaults", action="store_true", help="let the C library return freed memory to the system")
     add_device_option(add)
     add("--output", type=output_file, metavar="JSON", help="file for the figures")
     return parser
@@ -187,12 +184,9 @@ def cells(row: Row, mixture: Row) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     """Measures models, prints a table in Markdown, and writes its figures."""
     args = build_parser().parse_args(argv)
-    check_idle(args.device)
     torch.set_num_threads(args.cpu_threads)
     check_models(args)
-    if not args.glibc_defaults:
-        # Otherwise page faults decide, above all those of the dense models
-        keep_freed_memory()
+    keep_freed_memory()  # otherwise page faults decide, above all those of the dense models
     heading = ["model", *CONDITIONS[:-1], "batch", *HEADINGS]
     software = ", ".join(map(" ".join, VERSIONS.items()))
     print(f"{software}, {device_name(args.device)}, {args.cpu_threads} threads, {args.rounds} rounds\n")

@@ -8,7 +8,7 @@ import pytest
 from tests.invented import write_sweep
 from tests.load_tool import load_tool
 from timm_moe_dg.results.runs import find_runs
-from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, Column, make_tables
+from timm_moe_dg.results.tables import OPTIONAL_COLUMNS, Column
 
 GAP = Column("gap of splits", lambda record: record.in_acc[0] - record.out_acc[0])
 
@@ -52,13 +52,3 @@ def test_every_format_and_the_comparison_show_the_mean_gap(printed, folder, tmp_
     assert (last["column"], f"{float(last['mean']):.1f} ± ") == ("gap of splits", expected)
     printed("--plot", tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_every_kind_of_table_takes_every_column(folder):
-    runs, _ = find_runs([folder])
-    columns = list(OPTIONAL_COLUMNS.values())
-    tables = make_tables(runs, further=columns)
-    assert {table.rule for table in tables} >= {"training_domain_validation", "oracle", "single_source"}
-    for table in tables:
-        assert table.columns[-len(columns) :] == [column.title for column in columns]
-        assert len(table.summary().loc[table.rows[0]]) == len(table.columns)

@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
-from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 import timm_moe_dg
@@ -111,15 +110,6 @@ def test_one_training_step_moves_all_of_its_parameters() -> None:
     timm_moe_dg.after_step(model)
     assert len(before) == 6
     assert not [name for name, value in before.items() if torch.equal(value, model.state_dict()[name])]
-
-
-def test_what_it_exempts_from_weight_decay_is_exempt() -> None:
-    model = make()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
-    decay = {names[id(parameter)]: group["weight_decay"] for group in groups for parameter in group["params"]}
-    assert {decay[f"blocks.{block}.mlp.router.scales"] for block in (0, 2)} == {0.0}
-    assert {decay[f"blocks.{block}.mlp.router.centers"] for block in (0, 2)} == {0.05}
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.errors import ImageReadError, MoeDgError
-from timm_moe_dg.layers import load_satclip
+from timm_moe_dg.layers.encoders.pretrained import load_satclip
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import Checkpoints, read_checkpoint
 

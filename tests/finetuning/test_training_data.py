@@ -25,7 +25,7 @@ from timm_moe_dg.finetuning.training_data import (
     step_sampler,
     validated_radius,
 )
-from timm_moe_dg.layers import thin_coordinates
+from timm_moe_dg.layers.encoders.coverage import thin_coordinates
 from timm_moe_dg.protocols.options import RunOptions
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import SELECTION_RULES

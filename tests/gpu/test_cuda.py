@@ -1,17 +1,41 @@
 """What only a real GPU can show: `python -m pytest -m gpu -n 0`. Nobody has run it yet (docs/results/speed.md)."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from tests.gpu.test_rehearsal import CUDA, MODELS, SHORT, WAYS, difference, training_step
+import timm_moe_dg
+from tests.models.cases import CASES
 from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+CUDA = "cuda:0"
+WAYS = ("grouped", "loop")
+SHORT = {"depth": 2, "moe_layers": [1]}
+MODELS = [case for case in CASES if case.name not in ("gmoe_small_patch16", "gmoe_base_patch16")]  # one size of GMoE
 GMOE = MODELS[0]
 # Sums are in another order than on the CPU; half types have 8 and 11 bits
 TOLERANCES = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+def training_step(model, inputs, dtype, device):
+    """Logits, loss and gradients of one step with all losses of the model."""
+    target = torch.tensor([0, 1, 0], device=device)
+    with torch.autocast(device.partition(":")[0], dtype) if dtype else nullcontext():
+        logits = model(*inputs)
+    losses = timm_moe_dg.losses.reported_losses(model, target).values()
+    loss = F.cross_entropy(logits.float(), target) + 0.1 * sum(one.value for one in losses)
+    loss.backward()
+    return logits, loss, [parameter.grad for parameter in model.parameters()]
+
+
+def difference(mine, theirs):
+    """Largest difference, relative to the largest value."""
+    ratios = [(a - b).abs().max() / b.abs().max().clamp(min=1e-6) for a, b in zip(mine, theirs, strict=True)]
+    return torch.stack(ratios).max().item()  # unlike Python's max, keeps NaN
 
 
 @pytest.fixture(autouse=True)

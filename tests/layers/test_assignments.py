@@ -49,12 +49,6 @@ def test_where_values_are_not_read_each_assignment_has_a_row():
     assert assignments.counts.tolist() == [3, 1, 2]
 
 
-def test_many_assignments_keep_the_order_of_items_within_an_expert():
-    indices = torch.randint(0, 5, (700, 2), generator=torch.Generator().manual_seed(0))
-    assignments = Assignments.of(indices, 5, counts_on_cpu=True)
-    assert all((items.diff() >= 0).all() for items in assignments.order.split(assignments.counts.tolist()))
-
-
 def test_capacity_counts_as_the_released_code_does():
     # 2 * floor(1.5 * ceil(10 / 4)) = 2 * floor(4.5)
     assert expert_capacity(10, 4, 2, 1.5) == 8

@@ -10,16 +10,14 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.properties.mixtures import GATES, MODULES, SEEDS, mixtures
-from tests.references.weighted_experts import ACTIVATIONS
+from tests.properties.mixtures import GATES, mixtures
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.layers import MoeMlp, expert_implementation_info, set_expert_implementation
+from timm_moe_dg.layers import expert_implementation_info, set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
 
-WAYS = ["forward_grouped", "forward_loop", "forward_masked"]
+WAYS = ["forward_grouped", "forward_loop"]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64, whose rounding unit is 2e-16, after some tens of operations
 EXPERTS = 4
 
@@ -70,51 +68,6 @@ def test_an_item_that_is_not_finite_changes_no_other(mixture, data):
         torch.testing.assert_close(output[others], mixture.expected()[others], **EXACT, msg=way)
 
 
-@given(mixtures(torch.float64), st.data())
-def test_an_expert_changes_its_own_items_alone(mixture, data):
-    changed = data.draw(st.integers(0, mixture.experts.num_experts - 1))
-    others = ~(mixture.expert_indices == changed).any(1)
-    expected = mixture.expected()[others]
-    with torch.no_grad():
-        mixture.experts.fc2.weight[changed] = float("nan")
-    for way in mixture.ways:
-        output = getattr(mixture.experts, way)(*mixture.arguments)
-        torch.testing.assert_close(output[others], expected, **EXACT, msg=way)
-
-
-def test_masked_outputs_need_not_be_finite():
-    """The smallest mixture in which that failed: one item that goes nowhere, one expert."""
-    experts = StackedExperts(1, 1, 1, dtype=torch.float64)
-    nn.init.constant_(experts.fc2.weight, float("inf"))
-    nn.init.constant_(experts.fc2.bias, float("nan"))
-    nowhere = experts.forward_masked(torch.ones(1, 1).double(), torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1))
-    assert nowhere.tolist() == [[0.0]]
-
-
-@given(mixtures(torch.float64), SEEDS)
-def test_the_order_of_items_and_the_numbers_of_experts_do_not_matter(mixture, seed):
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(mixture.x), generator=generator)
-    numbers = torch.randperm(mixture.experts.num_experts, generator=generator)  # old -> new
-    renumbered = torch.cat([numbers, torch.tensor([len(numbers)])])
-    for way in mixture.ways:
-        before = getattr(mixture.experts, way)(*mixture.arguments)
-        permuted = getattr(mixture.experts, way)(*(part[order] for part in mixture.arguments))
-        torch.testing.assert_close(permuted, before[order], **EXACT, msg=way)
-        for parameter in (*mixture.experts.fc1.parameters(), *mixture.experts.fc2.parameters()):
-            parameter.data[numbers] = parameter.data.clone()
-        arguments = (mixture.x, renumbered[mixture.expert_indices], mixture.combine_weights)
-        torch.testing.assert_close(getattr(mixture.experts, way)(*arguments), before, **EXACT, msg=way)
-        for parameter in (*mixture.experts.fc1.parameters(), *mixture.experts.fc2.parameters()):
-            parameter.data = parameter.data[numbers]
-
-
-@pytest.mark.parametrize("act", sorted(MODULES))
-def test_the_references_activations_are_those_of_pytorch(act):
-    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
-    torch.testing.assert_close(ACTIVATIONS[act](x), MODULES[act](x), **EXACT)
-
-
 def make_experts(dtype=torch.float32, **options):
     torch.manual_seed(0)
     experts = StackedExperts(EXPERTS, 8, 16, **options)
@@ -158,17 +111,6 @@ def test_the_weight_of_an_assignment_to_no_expert_does_not_matter(way, weight):
     assert x.grad.isfinite().all()
 
 
-def test_an_item_that_goes_nowhere_reaches_no_expert_and_gets_no_gradient():
-    x, indices, weights = make_call()
-    with torch.no_grad():
-        x[0] = torch.nan
-    indices[0] = EXPERTS
-    experts = make_experts()
-    gradients = torch.autograd.grad(experts(x, indices, weights).square().sum(), (x, *experts.parameters()))
-    assert gradients[0][0].eq(0).all()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
 @pytest.mark.parametrize("options", [{}, {"gated": True}, {"act_layer": nn.SiLU, "norm_layer": nn.LayerNorm}])
 def test_second_derivatives_are_those_of_the_loop(options):
     experts, (x, indices, weights) = make_experts(torch.float64, **options), make_call(dtype=torch.float64)
@@ -179,14 +121,6 @@ def test_second_derivatives_are_those_of_the_loop(options):
         firsts = torch.autograd.grad(forward(x, indices, weights).square().mean(), wanted, create_graph=True)
         seconds.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), wanted))
     torch.testing.assert_close(*seconds)
-
-
-def test_the_output_may_be_changed_in_place_and_combine_weights_may_have_any_strides():
-    experts, (x, indices, _) = make_experts(), make_call()
-    weights = torch.rand(2, 13).t().requires_grad_()
-    experts(x, indices, weights).mul_(3).sum().backward()
-    expected = torch.autograd.grad(experts.forward_loop(x, indices, weights).sum() * 3, weights)[0]
-    torch.testing.assert_close(weights.grad, expected)
 
 
 def test_nothing_waits_for_the_device_where_it_has_a_kernel():
@@ -254,29 +188,6 @@ def test_forward_mode_derivatives_are_those_of_the_loop():
         torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, expected)
 
 
-def test_a_mixture_is_linearized():
-    experts = make_experts()
-    x, indices, weights = (part.detach() for part in make_call(3))
-    expected = torch.func.jvp(lambda x: experts(x, indices, weights), (x,), (torch.ones_like(x),))[1]
-    _, linear = torch.func.linearize(lambda x: experts(x, indices, weights), x)
-    torch.testing.assert_close(linear(torch.ones_like(x)), expected)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-@pytest.mark.parametrize("drop", [0.0, 0.4])
-def test_batched_gradients_are_the_single_ones(drop):
-    experts = make_experts(torch.float64, hidden_drop=drop)
-    x, indices, weights = make_call(dtype=torch.float64)
-    output, wanted = experts(x, indices, weights), (x, weights, *experts.parameters())
-    batch = torch.stack([torch.ones_like(output), torch.linspace(-1, 1, output.numel()).view_as(output)])
-    expected = [torch.autograd.grad(output, wanted, grad, retain_graph=True) for grad in batch]
-    expected = tuple(map(torch.stack, zip(*expected, strict=True)))
-    actual = torch.autograd.grad(output, wanted, batch, retain_graph=True, is_grads_batched=True)
-    torch.testing.assert_close(actual, expected)
-    actual = torch.vmap(lambda grad: torch.autograd.grad(output, wanted, grad, retain_graph=True))(batch)
-    torch.testing.assert_close(actual, expected)
-
-
 def test_weights_of_another_class_take_the_loop():
     experts = make_experts()
     expected = experts(*make_call())
@@ -316,33 +227,6 @@ def test_backward_within_autocast_computes_as_without():
         torch.testing.assert_close(actual, expected)
 
 
-class Casts(TorchDispatchMode):
-    """Lists the shapes that are copied into another type."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and result.dtype != args[0].dtype:
-            self.shapes.append(tuple(result.shape))
-        return result
-
-
-def test_under_autocast_each_stack_and_its_gradient_is_cast_once_for_all_experts():
-    experts = StackedExperts(6, 8, 16)
-    stacks = [experts.fc1.weight, experts.fc2.weight]
-    with Casts() as casts:
-        with torch.autocast("cpu", torch.bfloat16):
-            output = experts(torch.randn(20, 8), torch.arange(40).view(20, 2) % 6, torch.rand(20, 2))
-        output.float().sum().backward()
-    assert all(casts.shapes.count(tuple(stack.shape)) == 2 for stack in stacks)
-    assert all(stack.grad.dtype == torch.float32 for stack in stacks)
-    parts = [tuple(stack.shape[1:]) for stack in stacks]
-    assert not any(shape in parts for shape in casts.shapes)
-
-
 @pytest.mark.parametrize("implementation", ["grouped", "loop"])
 def test_hidden_features_are_dropped_in_training_alone(implementation):
     torch.manual_seed(0)
@@ -361,44 +245,11 @@ def test_hidden_features_are_dropped_in_training_alone(implementation):
         assert torch.isclose(output[0], output[1], rtol=1e-5) != training
 
 
-def test_hidden_dropout_keeps_both_rates():
-    # an activation survives timm's dropout and the experts' own: 0.9 * 0.8
-    assert MoeMlp(8, drop=0.1, expert_drop=0.2).experts.drop.p == pytest.approx(1 - 0.9 * 0.8)
-
-
 # torch.compile and export
-
-
-def compile_recording(module, **options):
-    """The compiled module, and a list that its programs are appended to."""
-    programs = []
-
-    def backend(program, inputs):
-        programs.append(program)
-        return program.forward
-
-    torch._dynamo.reset()
-    return torch.compile(module, backend=backend, **options), programs
 
 
 def holds_the_operator(program):
     return any("timm_moe_dg" in str(node.target) for node in program.graph.nodes)
-
-
-def takes_the_operator():
-    """Programs of torch 2.11 cannot tell compilation from export, and hold the loop as exported ones do."""
-    compiled = torch.compile(lambda x: x + torch.compiler.is_exporting(), fullgraph=True, backend="eager")
-    return compiled(torch.zeros(())).item() == 0
-
-
-def test_programs_are_for_batches_of_any_size():
-    experts = make_experts(torch.float64)
-    compiled, programs = compile_recording(experts, dynamic=True, fullgraph=True)
-    for items in (9, 5, 12):
-        arguments = make_call(items, dtype=torch.float64)
-        torch.testing.assert_close(compiled(*arguments), experts.forward_loop(*arguments))
-    assert len(programs) == 1
-    assert holds_the_operator(programs[0]) == takes_the_operator()
 
 
 @pytest.mark.parametrize("frozen", [None, "fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias"])
@@ -424,13 +275,3 @@ def test_compiled_values_and_gradients_are_those_of_the_loop(frozen, checkpointe
 def test_exported_programs_need_no_operator_of_this_package(strict):
     arguments = tuple(argument.detach() for argument in make_call())
     assert not holds_the_operator(torch.export.export(make_experts(hidden_drop=0.1), arguments, strict=strict))
-
-
-def test_compiled_programs_of_quantized_experts_hold_the_loop():
-    experts = make_experts()
-    weight = experts.fc1.weight.detach()
-    experts.fc1.weight = nn.Parameter(TwoTensor(weight, weight))  # a class of its own, as quantized weights have
-    compiled, programs = compile_recording(experts)
-    compiled(*(argument.detach() for argument in make_call()))
-    assert programs
-    assert not any(map(holds_the_operator, programs))

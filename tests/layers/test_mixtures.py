@@ -7,9 +7,7 @@ from timm.models.metaformer import StarReLU
 
 from tests.references.weighted_experts import weighted_experts
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
-from timm_moe_dg.layers.compat import values_readable
-from timm_moe_dg.layers.parameters import UpcastLinear, upcast, without_autocast
-from timm_moe_dg.losses import vmoe_loss
+from timm_moe_dg.layers.reports import vmoe_loss
 
 
 def make_layer(**kwargs) -> MoeMlp:
@@ -55,14 +53,6 @@ def test_padding_is_not_routed_and_takes_no_capacity():
     torch.testing.assert_close(vmoe_loss(layer.routing), vmoe_loss(expected))
     assert layer(padded)[~valid].ne(0).any()  # a mask is for one forward
     assert layer.routing.routed is None
-
-
-def test_zero_tokens():
-    layer = make_layer()
-    output = layer(images()[:, :0])
-    assert output.shape == (3, 0, 8)
-    output.sum().backward()
-    assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 def test_double_precision_gradients_equal_finite_differences():
@@ -126,45 +116,3 @@ def test_without_a_shared_expert_a_forced_one_answers_for_every_image():
     layer.train()(x, context, torch.ones_like(present)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
     assert layer.report.shared is None
-
-
-def test_routing_record_says_which_images_were_routed():
-    layer = make_geo_layer().train()
-    x, context, present = geo_batch()
-    layer(x, context, present)
-    assert torch.equal(layer.routing.routed, present)
-
-
-def test_a_half_precision_layer_computes_in_float32_and_a_double_one_stays():
-    torch.manual_seed(0)
-    layer, x = UpcastLinear(64, 3).bfloat16(), torch.randn(5, 64).bfloat16()
-    expected = x.double() @ layer.weight.double().t() + layer.bias.double()
-    assert layer(x).dtype == torch.float32
-    torch.testing.assert_close(layer(x), expected.float())
-    assert (torch.nn.functional.linear(x, layer.weight, layer.bias) - expected).abs().max() > 1e-3
-    assert layer.double()(x).dtype == torch.float64
-    assert [upcast(x.to(dtype)).dtype for dtype in (torch.float16, torch.float64)] == [torch.float32, torch.float64]
-
-
-def test_autocast_is_off_inside_and_devices_without_it_do_not_mind():
-    with torch.autocast("cpu"):
-        with without_autocast("cpu"):
-            assert not torch.is_autocast_enabled("cpu")
-        assert torch.is_autocast_enabled("cpu")
-    with without_autocast("meta"):
-        pass
-
-
-def test_values_are_readable_in_eager_calls_alone():
-    def record(x):
-        readable.append(values_readable(x))
-        return x.sum()
-
-    readable: list[bool] = []
-    x = torch.ones(2, 2)
-    record(x)
-    record(x.to("meta"))
-    torch.func.grad(record)(x)
-    torch.vmap(record)(x)
-    torch.jit.trace(record, x, check_trace=False)
-    assert readable == [True, False, False, False, False]

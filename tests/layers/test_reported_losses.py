@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from timm_moe_dg.layers import LinearRouter
-from timm_moe_dg.losses import (
+from timm_moe_dg.layers.reports import (
     cka_diversity_loss,
     importance_loss,
     load_loss,

@@ -12,7 +12,7 @@ from tests.references.domain_algorithms import coral_distance as looped_coral
 from tests.references.domain_algorithms import mmd_distance as looped_mmd
 from tests.references.domain_algorithms import sample_gradients
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.losses import (
+from timm_moe_dg.losses.domain import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,
     coral_distance,

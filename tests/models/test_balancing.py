@@ -9,13 +9,11 @@ import pytest
 import timm
 import torch
 from timm.models import save_for_hf
-from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import Tensor, nn
 
 import timm_moe_dg
 from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.algorithms.adversarial import DANN
-from timm_moe_dg.algorithms.hparams import loss_coefficients
 from timm_moe_dg.finetuning.optimization import LinearProbing
 from timm_moe_dg.layers import LossWeights, Router
 from timm_moe_dg.networks.averages import match_experts, mean_weights
@@ -133,16 +131,6 @@ def test_thresholds_that_no_step_has_set_do_not_count_in_an_average(shares, is_u
     assert torch.equal(thresholds, state(start) if is_unset else state(model))
 
 
-@pytest.mark.parametrize("average", [ModelEmaV2, ModelEmaV3])
-def test_timms_averages_of_a_network_from_its_first_step_on_have_thresholds(average):
-    model = still("threshold")
-    averaged = average(model, decay=0.5)
-    for _ in range(30):
-        take_steps(model, 1, lr=0.0)
-        averaged.update(model)
-    torch.testing.assert_close(state(averaged.module), state(model))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_and_a_saved_file_go_on_bit_by_bit(kind, tmp_path: Path):
     model = still(kind, shared_expert=True, expert_width=0.5)
@@ -159,15 +147,6 @@ def test_a_resumed_run_and_a_saved_file_go_on_bit_by_bit(kind, tmp_path: Path):
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
         assert torch.equal(loaded.state_dict()[name], value), name
-
-
-def test_the_losses_are_logged_and_minimized_only_with_a_weight():
-    scalars = take_steps(still("bias"), 1)
-    total = scalars["task_loss"] + 0.1 * (scalars["z_loss"] + scalars["image_loss"] + scalars["domain_loss"])
-    torch.testing.assert_close(scalars["loss"], total)  # without an auxiliary loss
-    plain = ERM(Setup(still("bias"), 3, 4)).objective(StepContext(still("bias"), None), domains())
-    assert plain.keys() == {"loss", "task_loss", "aux_loss"}
-    assert loss_coefficients(3, 0).keys() == {"aux_coef", "cka_coef", "supcon_coef", "supcon_temperature"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

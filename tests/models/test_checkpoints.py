@@ -269,15 +269,3 @@ def test_a_file_or_state_dict_in_the_configuration_is_upcycled_and_named(tmp_pat
     assert f"Upcycled from {source}: 6 experts filled in 2 mixture layers." in caplog.messages
     assert weights.keys() == before.keys()
     assert all(torch.equal(weights[key], before[key]) for key in before)
-
-
-def test_options_that_change_the_network_are_named_with_its_source(caplog):
-    dense = GMOE.small_dense().state_dict()
-    with caplog.at_level(logging.INFO, logger="timm_moe_dg"):
-        GMOE.small(**overlay(dense), expert_width=0.5, top_k=1)
-        BY_NAME["moge_tiny"].small(**overlay(dense), expert_perturbation=0.1)
-    first, second = caplog.messages
-    assert first.endswith(
-        "; top_k=1 with combine weights that do not sum to 1, expert_width=0.5 changes what they compute."
-    )
-    assert second.endswith("; expert_perturbation=0.1 changes what they compute.")

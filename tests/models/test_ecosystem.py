@@ -1,12 +1,12 @@
 """What other libraries do to a network: meta tensors, torch.func, quantization, offloading, shards, adapters, wrappers.
 
-peft, torchao and transformers are tried where they are installed. Versions and results: docs/guides/other_libraries.md.
+Other libraries, their versions and results: docs/guides/other_libraries.md.
 """
 
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.func import functional_call, grad, vmap
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.cases import BY_NAME, FAMILIES, Case, mixture_layers, randomize
 from tests.quick_python import run_ranks
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.layers.parameters import UpcastLinear
-from timm_moe_dg.networks.build import data_config, save_network
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
 
@@ -62,25 +59,6 @@ def test_a_forward_on_the_meta_device(case: Case) -> None:
         outputs = model(*(value.to("meta") for value in case.inputs()))
         assert outputs.is_meta
         assert outputs.shape == (3, 10)
-
-
-@ROUTED
-def test_gradients_of_single_samples_equal_those_one_by_one(case: Case) -> None:
-    model, inputs = prepared(case), case.inputs()
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    targets = torch.arange(3)
-
-    def loss(given: dict[str, Tensor], target: Tensor, *sample: Tensor) -> Tensor:
-        logits = functional_call(model, given, tuple(value.unsqueeze(0) for value in sample))
-        return nn.functional.cross_entropy(logits, target.unsqueeze(0))
-
-    batched = vmap(grad(loss), in_dims=(None, 0, *[0] * len(inputs)))(weights, targets, *inputs)
-    for index in range(3):
-        model.zero_grad()
-        sample = tuple(value[index : index + 1] for value in inputs)
-        nn.functional.cross_entropy(model(*sample), targets[index : index + 1]).backward()
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(batched[name][index], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
 @ROUTED
@@ -190,66 +168,3 @@ def test_two_processes_that_share_a_model_train_as_one_with_the_same_batch(numbe
     expected = trained(prepared(case), case.inputs(), adam)
     weights = torch.load(trained_by_two / f"{number}.pt", weights_only=True)
     assert_trained_alike(weights, expected)  # (g + g) / 2 is g
-
-
-@ROUTED
-def test_low_rank_adapters_on_router_and_experts_learn_and_merge(case: Case) -> None:
-    peft = pytest.importorskip("peft")
-    model, inputs = prepared(case), case.inputs()
-    routers = [name for name, module in model.named_modules() if isinstance(module, UpcastLinear) and "router" in name]
-    stacks = [f"{name}.experts.{part}.weight" for name in mixture_layers(model) for part in ("fc1", "fc2")]
-    config = peft.LoraConfig(r=2, target_modules="all-linear", target_parameters=stacks)
-    adapted = peft.get_peft_model(copy.deepcopy(model), config)
-    loss_of(adapted, inputs).backward()  # the second factor starts at zero, so that it alone has a gradient
-    moved = {name for name, value in adapted.named_parameters() if value.grad is not None and value.grad.any()}
-    for part in [*routers, *(stack.removesuffix(".weight") for stack in stacks)]:
-        assert any(part in name and "lora_B" in name for name in moved), part
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, value in adapted.named_parameters():
-            if "lora_B" in name:
-                value.copy_(torch.randn(value.shape, generator=generator) * 0.05)
-        with_adapters, without = adapted.eval()(*inputs), model(*inputs)
-        merged = adapted.merge_and_unload()(*inputs)
-    assert (with_adapters - without).abs().max() > 1e-3
-    torch.testing.assert_close(merged, with_adapters, rtol=0, atol=1e-6)
-
-
-def quantizable(module: nn.Module, name: str) -> bool:
-    """Linear layers and experts, but not routers and encoders of metadata, as docs/guides/other_libraries.md has it."""
-    return type(module) is nn.Linear or name.endswith((".experts.fc1", ".experts.fc2"))
-
-
-@ROUTED
-@pytest.mark.parametrize("filter_fn", [None, quantizable], ids=["linear layers", "experts too"])
-def test_torchaos_8_bit_weights(case: Case, filter_fn: Callable[[nn.Module, str], bool] | None) -> None:
-    torchao = pytest.importorskip("torchao.quantization")
-    model = prepared(case)
-    with torch.no_grad():
-        exact = model(*case.inputs())
-        torchao.quantize_(model, torchao.Int8WeightOnlyConfig(), filter_fn)
-        rounded = model(*case.inputs())
-    assert not torch.equal(rounded, exact)
-    assert (rounded - exact).abs().max() < 0.2 * exact.abs().max()
-
-
-@ROUTED
-def test_transformers_loads_what_was_saved_here(case: Case, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = prepared(case)
-    config = data_config(model, case.small_size)
-    save_network(model, tmp_path, classes=list("abcdefghij"), config=config)
-    wrapped = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
-    assert type(wrapped).__name__ == "TimmWrapperForImageClassification"
-    assert wrapped.config.id2label[9] == "j"
-    with torch.no_grad():
-        assert torch.equal(wrapped(pixel_values=case.images()).logits, model(case.images()))
-
-
-@pytest.mark.parametrize("case", [GMOE, MOGE, GATED, PLACED], ids=lambda case: case.name)
-def test_pruned_models_have_a_gradient_for_all_that_distributed_training_waits_for(case: Case, gloo: None) -> None:
-    model = case.small(moe_layers=[1, 3], features_only=True, out_indices=[0]).train()
-    wrapped = DistributedDataParallel(model)
-    for _ in range(2):  # parameters that the first step missed are complained about in the second
-        wrapped(case.images())[0].sum().backward()
-    assert not [name for name, parameter in wrapped.named_parameters() if parameter.grad is None]

@@ -52,13 +52,3 @@ def test_logits_are_the_head_on_forward_features() -> None:
     assert torch.equal(model.head(model.forward_head(tokens, pre_logits=True)), model(images))
     model.reset_classifier(0, "")
     assert model(images).shape == (3, 5, 24)
-
-
-@torch.no_grad()
-def test_intermediates_of_a_pruned_model_are_those_of_the_whole_and_nothing_is_left_over() -> None:
-    model, images = timm.create_model("erm_le_tiny_patch16", **SIZES).eval(), torch.randn(3, 3, 16, 16)
-    expected = model.forward_intermediates(images, indices=[0], intermediates_only=True)[0]
-    model.prune_intermediate_layers([0])
-    assert torch.equal(model.forward_intermediates(images, indices=[0], intermediates_only=True)[0], expected)
-    assert torch.equal(model(images, PLACES), model.forward_features(images))
-    assert not [name for name, _ in model.named_parameters() if name.startswith(("fuse", "metadata_encoder", "head"))]

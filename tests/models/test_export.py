@@ -68,14 +68,6 @@ def test_exported_programs_and_onnx_with_a_dynamic_batch(recorded, tmp_path):
     assert_agrees(case, model, load_onnx(tmp_path / "model.onnx"))
 
 
-@pytest.mark.parametrize("mode", ["shared", 4, "routed"])
-def test_tracing(short, mode):
-    case, model = short
-    if case.metadata:
-        model.set_expert_mode(mode)
-    assert_agrees(case, model, torch.jit.trace(model, case.inputs(3)))
-
-
 @torch.no_grad()
 def test_symbolic_tracing_for_feature_extraction(short):
     # mixture layers and the metadata encoder are leaves in this graph

@@ -6,7 +6,6 @@ from copy import deepcopy
 import pytest
 import torch
 from timm.optim import list_optimizers, param_groups_layer_decay, param_groups_weight_decay
-from timm.utils.agc import adaptive_clip_grad
 from torch import nn
 
 from tests.models.cases import BY_NAME, Case
@@ -14,6 +13,7 @@ from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.optimization import build_optimizer, check_optimizer
 from timm_moe_dg.layers import layer_parameters
 from timm_moe_dg.layers.experts import StackedExperts
+from timm_moe_dg.layers.parameters import undecayed_parameters
 from timm_moe_dg.models.d3g import DomainHeads
 
 DECAY = 0.05
@@ -49,6 +49,11 @@ def test_experts_and_routers_learn_at_the_rate_of_their_block_and_metadata_encod
     assert blocks == [{0.5**4}, {0.5**3}, {0.5**2}, {0.5**1}]
     assert {scales["pos_embed"], scales["cls_token"]} == {0.5**5}
     assert {scales[name] for name in scales if name.startswith(("metadata_encoder.", "head."))} == {1.0}
+
+
+def test_absent_biases_are_not_named() -> None:
+    model = BY_NAME["gmoe_tiny_patch16"].small(proj_bias=False)
+    assert undecayed_parameters(model) <= dict(model.named_parameters()).keys()
 
 
 OFFERED = [name for name in list_optimizers() if not name.startswith(("bnb", "fused")) and name != "adahessian"]
@@ -137,16 +142,3 @@ def test_layer_decay_and_weight_decay_reach_the_experts_of_an_optimizer_of_matri
         if any(getattr(part, "stack", None) is parameter for parameter in (stack.weight, stack.bias))
     }
     assert found == {(DECAY, 0.5**4, stack.weight.shape[1:]), (0.0, 0.5**4, stack.bias.shape[1:])}
-
-
-def test_adaptive_clipping_and_torchs_muon_treat_experts_as_layers():
-    (mixture, _), (layers, _) = stacks_and_layers("sgd")
-    for module in (mixture, layers):
-        parts = layer_parameters(module)
-        for part in parts:
-            part.grad = torch.ones_like(part)
-        adaptive_clip_grad(parts, clip_factor=0.01)
-        torch.optim.Muon([part for part in parts if part.ndim == 2], lr=0.1).step()
-    for part, expected in zip(layer_parameters(mixture), layers.parameters(), strict=True):
-        torch.testing.assert_close(part.grad, expected.grad)
-        torch.testing.assert_close(part.detach(), expected.detach())

@@ -129,12 +129,3 @@ def test_macs_of_the_hybrid_with_and_without_its_normalizations():
     products = gmacs(model, image())
     assert round(products, 2) == 3.82
     assert round(products + sum(operations) / 1e9, 2) == 3.91
-
-
-def test_cost_grows_with_top_k_by_one_feed_forward_and_with_experts_by_the_gate_alone():
-    tokens, width = 5, 32
-    one, two, three = (gmacs(BY_NAME["gmoe_tiny_patch16"].small(top_k=k), image(32)) for k in (1, 2, 3))
-    assert two - one == pytest.approx(2 * tokens * 2 * width * 4 * width / 1e9)  # in two layers
-    assert three - two == pytest.approx(two - one)
-    few, many = (gmacs(BY_NAME["sfmoe_small"].small(num_experts=experts), image(32)) for experts in (4, 16))
-    assert many - few == pytest.approx(2 * tokens * width * 12 / 1e9)

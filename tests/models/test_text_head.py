@@ -99,14 +99,6 @@ def test_the_length_of_the_classifier_s_input_and_the_scale_of_the_file_count(tm
     assert network.get_classifier().logit_scale == 2
 
 
-def test_logits_are_not_rounded_by_autocast():
-    head, features = TextHead(3, 8), torch.randn(4, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(head(features), head(features.float()))
-        assert head(features).dtype == torch.float32
-    assert torch.allclose(head(features.bfloat16()), head(features), atol=1.0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"freeze": "backbone"}, "--freeze backbone trains a new classifier"), ({"num_classes": 20}, "the data has 10")],

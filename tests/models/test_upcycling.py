@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 from timm.layers import Mlp
 from timm.models import save_for_hf
-from timm.models._features import FeatureGetterNet
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
@@ -105,49 +104,6 @@ def test_networks_without_layer_groups_keep_those_that_timm_counts(name):
         block = key.partition(".mlp.")[0]  # of experts and routers
         beside = {dense[other] for other in dense if other.startswith(f"{block}.mlp.")}
         assert scale == dense[key] if key in dense else scale in beside
-
-
-@torch.no_grad()
-def test_feature_maps_are_the_backbones(backbone):
-    options = {**backbone.options, "features_only": True}
-    try:
-        dense = timm.create_model(backbone.name, **options)
-    except (RuntimeError, AssertionError) as error:
-        pytest.skip(f"nor does the dense network: {error}")
-    mixture = timm.create_model("gmoe", backbone=backbone.name, **options)
-    assert isinstance(mixture, FeatureGetterNet)
-    assert [one.shape for one in mixture(backbone.images())] == [one.shape for one in dense(backbone.images())]
-    assert mixture.output_fmt == dense.output_fmt
-    assert mixture.feature_info.channels() == dense.feature_info.channels()
-
-
-@torch.no_grad()
-def test_feature_maps_with_channels_last_have_the_values_of_the_others():
-    swin = BACKBONES["Mlp of windows"]
-    last = randomize(swin.mixture(features_only=True, feature_cls="getter")).eval()
-    first = swin.mixture(features_only=True, output_fmt="NCHW").eval()
-    first.load_state_dict(last.state_dict())
-    for one, other in zip(last(swin.images()), first(swin.images()), strict=True):
-        assert torch.equal(one.movedim(-1, 1), other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "backend"), [("Mlp", "aot_eager"), ("GluMlp", "inductor"), ("Mlp, 1x1 convolutions", "aot_eager")]
-)
-def test_exported_and_compiled_programs_compute_and_train_as_eager_mode_does(form, backend):
-    # aot_eager takes the same two graphs as inductor, without half a minute of a compiler's work
-    options = {"moe_layers": [0], "expert_drop": 0.0, "router_noise": 0.0}
-    eager, images = randomize(BACKBONES[form].mixture(**options)).eval(), BACKBONES[form].images()
-    torch.testing.assert_close(torch.export.export(eager, (images,)).module()(images), eager(images))
-    compiled = copy.deepcopy(eager.train())
-    torch._dynamo.reset()
-    for model, answer in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True, backend=backend))):
-        answer(images).square().mean().backward()
-        model.found = answer(images).detach()
-    torch.testing.assert_close(compiled.found, eager.found, rtol=1e-5, atol=1e-5)
-    for (name, ours), theirs in zip(compiled.named_parameters(), eager.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).abs().max() <= 1e-5 * max(1, theirs.grad.abs().max()), name
 
 
 # Padding
@@ -301,14 +257,6 @@ def test_drawing_and_probing_leave_the_random_state_of_the_rest_alone(monkeypatc
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_a_function_that_is_not_kept_is_warned_of():
-    with pytest.warns(UserWarning, match=r"top_k=1 .*does not compute what the dense one did"):
-        timm_moe_dg.upcycle(VIT.dense(), top_k=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        timm_moe_dg.upcycle(VIT.dense())
-
-
 # Metadata routing on plain vision transformers
 
 _PLAIN = {"img_size": 32, "embed_dim": 48, "depth": 3, "num_heads": 3, "patch_size": 16}
@@ -375,15 +323,6 @@ def test_a_network_with_metadata_is_trained_and_comes_back_from_its_folder_alone
     with torch.no_grad():
         for twin in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(twin(images, PLACES), model(images, PLACES))
-
-
-@torch.no_grad()
-def test_perturbed_experts_differ_and_the_shared_one_does_not():
-    dense = randomize(VIT.dense()).eval()
-    copied, scale = dense.blocks[0].mlp.fc1.weight.clone(), dense.blocks[0].mlp.fc1.weight.std()
-    layer = upcycle_with_metadata(dense, [0], expert_perturbation=0.1).blocks[0].mlp
-    assert torch.equal(layer.shared.fc1.weight, copied)
-    assert 0.08 * scale < (layer.fc1.weight - copied).std() < 0.12 * scale
 
 
 @torch.no_grad()

@@ -215,19 +215,6 @@ def test_equal_experts_give_the_logits_of_the_mixture(name, options):
     assert not any(isinstance(module, RoutedMlp) for module in merged.modules())
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 2, "normalize_weights": False}], ids=str)
-def test_the_output_is_scaled_where_combine_weights_do_not_sum_to_1(options):
-    network = with_equal_experts(mixture("gmoe_tiny_patch16", router="linear", **options))
-    for block in network.blocks:
-        if isinstance(block.mlp, RoutedMlp):
-            torch.nn.init.zeros_(block.mlp.router.gate.weight)  # all weights are 1 / E
-    images = images_of(network)
-    merged = merge_experts(network, [images])
-    assert torch.allclose(merged(images), network(images), atol=1e-5)
-    dense = network.blocks[0].mlp.experts.fc2.weight[0] * options["top_k"] / 4
-    assert torch.allclose(merged.blocks[0].mlp.fc2.weight, dense)
-
-
 def test_moge_becomes_its_shared_expert_or_the_experts_of_a_place():
     network = mixture("moge_tiny")
     images = images_of(network)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-import torch.nn.functional as F
 
 from tests.saved_run import saved_run
 from timm_moe_dg.data import Split, get_benchmark
@@ -21,7 +20,6 @@ from timm_moe_dg.networks.calibration import (
     fit_temperature,
     held_out_scores,
     load_calibration,
-    pixel_statistics,
     set_threshold,
 )
 from timm_moe_dg.storage.run_folder import save_calibration
@@ -42,21 +40,6 @@ def test_the_temperature_of_two_classes_is_the_closed_form():
     assert fit_temperature(logits, target) == pytest.approx(3 / math.log(0.8 / 0.2), rel=1e-3)
 
 
-def test_the_temperature_is_scipys_minimum_over_its_inverse():
-    logits = 4 * torch.randn(500, 7)
-    target = (logits / 3).softmax(1).multinomial(1).flatten()
-    values = logits.double().numpy()
-
-    def loss(inverse):  # convex in 1 / T
-        scaled = values * inverse
-        return (np.log(np.exp(scaled).sum(1)) - scaled[np.arange(500), target]).mean()
-
-    inverse = scipy.optimize.minimize(lambda x: loss(x[0]), [1.0], method="Nelder-Mead").x[0]
-    temperature = fit_temperature(logits, target)
-    assert temperature == pytest.approx(1 / inverse, rel=1e-2)
-    assert F.cross_entropy(logits / temperature, target) < F.cross_entropy(logits, target)
-
-
 def test_without_an_error_the_temperature_stays():
     logits = torch.randn(20, 3)
     assert fit_temperature(logits, logits.argmax(1)) == 1.0
@@ -73,13 +56,6 @@ def test_distances_are_those_of_mahalanobis_and_hold_their_share():
     assert fitted.excludes(torch.full((1, 5), 10.0)).item()  # between both means
     few = fit_distribution(torch.randn(3, 50), torch.zeros(3, dtype=torch.long), torch.randn(2, 50))
     assert few.distance(torch.randn(2, 50)).isfinite().all()
-
-
-def test_pixel_statistics_tell_a_constant_image():
-    images = torch.rand(200, 3, 8, 8)
-    fitted = fit_distribution(pixel_statistics(images[:100]), torch.zeros(100).long(), pixel_statistics(images[100:]))
-    assert fitted.excludes(pixel_statistics(torch.zeros(1, 3, 8, 8))).all()
-    assert not fitted.excludes(pixel_statistics(images[100:])).any()
 
 
 def calibration(**changes):

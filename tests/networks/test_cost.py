@@ -3,41 +3,30 @@
 Axes: B images, T tokens, D width, H = 4 D hidden width.
 """
 
-import ctypes
-import multiprocessing
 import os
-import resource
-import sys
 from functools import partial
 
 import pytest
 import timm
 import torch
 from timm.layers import Attention
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.errors import ArgumentError, ProcessLostError
 from timm_moe_dg.layers import set_expert_implementation
 from timm_moe_dg.layers.experts import StackedExperts
-from timm_moe_dg.networks import cost
 from timm_moe_dg.networks.cost import (
     EQUIVALENT,
     TWIN,
-    check_idle,
     count_macs,
     interleaved,
-    keep_freed_memory,
     mixture_and_baselines,
     mixture_layers,
     peak_memory,
     quartiles,
     random_inputs,
     ratios,
-    seconds_of,
 )
 
 B, T, D = 3, 7, 32
@@ -49,27 +38,11 @@ def attention_macs(batch: int, tokens: int, width: int) -> int:
     return batch * (4 * tokens * width**2 + 2 * tokens**2 * width)
 
 
-class SelfAttention(nn.Module):
-    """Attention without parameters, computed by a kernel that is allowed."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_costs_its_four_projections_and_two_products_of_tokens(fused):
     layer = Attention(D, num_heads=4)
     layer.fused_attn = fused
     assert count_macs(layer, [torch.randn(B, T, D)]) == attention_macs(B, T, D)
-
-
-@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_kernel_that_a_user_prefers_does_not_change_the_count_and_is_restored(backend):
-    x = torch.randn(B, 1, T, D)
-    with sdpa_kernel(backend):
-        before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
-        assert count_macs(SelfAttention(), [x]) == B * 2 * T**2 * D
-        assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
 
 
 def test_a_vision_transformer_costs_patches_blocks_and_head():
@@ -113,53 +86,6 @@ def test_what_is_held_counts_and_what_is_returned_counts_once():
 def test_a_measuring_process_that_ends_is_an_error():
     with pytest.raises(ProcessLostError, match=r"^memory=True: "):
         peak_memory(partial(os._exit, 9), device="cpu", threads=1)
-
-
-def page_faults(keep: bool) -> int:
-    """Of taking 64 MiB four times, after twelve times before: which free blocks serve them settles in some of these."""
-    if keep:
-        keep_freed_memory()
-    for _ in range(12):
-        torch.ones(64 * MIB // 4)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.ones(64 * MIB // 4)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
-def test_kept_memory_is_used_again_without_page_faults():
-    context = multiprocessing.get_context("spawn")  # the setting stays with its process
-    faults = []
-    for keep in (False, True):
-        with context.Pool(1) as pool:
-            faults.append(pool.apply(page_faults, (keep,)))
-    assert faults[1] * 10 < faults[0]
-
-
-def test_a_busy_device_is_refused(monkeypatch):
-    gib = 2**30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 80 * gib))
-    free = 62
-    check_idle("cuda")
-    free = 56
-    with pytest.raises(ArgumentError, match=r"^device='cuda': 24\.0 of 80\.0 GiB"):
-        check_idle("cuda")
-    check_idle("cpu")
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A list with the time in seconds; steps move it on."""
-    now = [100.0]
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
-    return now
-
-
-def test_a_step_takes_the_mean_of_its_repeats(clock):
-    durations = iter([1.0, 2.0, 6.0])
-    assert seconds_of(lambda: clock.append(clock.pop() + next(durations)), repeats=3) == 3.0
 
 
 def test_rounds_go_in_turn_and_warming_up_does_not_count():

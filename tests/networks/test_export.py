@@ -1,6 +1,5 @@
 """Programs are compared with their model, and refused when they differ."""
 
-import sys
 from unittest.mock import Mock
 
 import pytest
@@ -8,8 +7,9 @@ import torch
 from torch import nn
 
 from timm_moe_dg.data.bands import Bands
-from timm_moe_dg.errors import ExportError, MissingDependencyError
-from timm_moe_dg.layers import LocationEncoder, LocationIdEmbedding, MetadataEncoder
+from timm_moe_dg.errors import ExportError
+from timm_moe_dg.layers.encoders.location import LocationEncoder, LocationIdEmbedding
+from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
 from timm_moe_dg.networks import export
 from timm_moe_dg.networks.export import Format, export_model, largest_difference, preprocessing, sample_metadata
 
@@ -57,15 +57,6 @@ def test_an_error_in_batches_of_one_size_alone_is_found(size):
     assert largest_difference(Sum(), program, inputs(5)) == pytest.approx(0.5)
 
 
-def test_the_recipe_has_the_numbers_of_the_configuration():
-    config = {"input_size": (3, 8, 16), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
-    config |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 0.9}
-    recipe = preprocessing(Sum(), config, ("cat", "dog"))
-    assert {name: recipe[name] for name in config} == {
-        name: list(value) if isinstance(value, tuple) else value for name, value in config.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("bands", "kind", "reading"),
     [
@@ -87,14 +78,6 @@ def test_a_format_that_cannot_take_the_model_is_named(tmp_path, plain_format):
     plain_format(Sum(), Mock(side_effect=RuntimeError("no such operator\nand a page of explanation")))
     with pytest.raises(ExportError, match=r"format='plain': cannot be made .*\(RuntimeError: no such operator\)$"):
         export_model(Sum(), inputs(), tmp_path, "plain")
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(package, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=rf"needs {package}, .*timm_moe_dg\[export\]"):
-        export_model(Sum(), inputs(), tmp_path, "onnx")
-    assert not list(tmp_path.iterdir())
 
 
 def test_sampled_metadata_has_known_places_and_an_unknown_one():

@@ -16,7 +16,6 @@ from timm_moe_dg.networks.trained import (
     load_trained,
     match_classes,
     renew_classifier,
-    saved_classes,
     takes_metadata,
 )
 from timm_moe_dg.storage.run_folder import run_arguments
@@ -104,21 +103,6 @@ def test_a_renewed_classifier_keeps_the_rows_of_classes_by_name(name, classes, c
     )
 
 
-def test_classes_in_the_same_order_are_left_alone(network, tmp_path, caplog):
-    caplog.set_level("INFO")
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    renew_classifier(network, CLASSES, CLASSES, 3)
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert "classifier" not in caplog.text
-    save_network(network, tmp_path, CLASSES, data_config(network, 32))
-    assert (
-        saved_classes("", str(tmp_path / "model.safetensors"))
-        == CLASSES
-        == saved_classes(f"local-dir:{tmp_path}", None)
-    )
-    assert saved_classes("", str(tmp_path / "other" / "x.pth")) == () == saved_classes("test_vit", None)
-
-
 def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_out(network, caplog):
     network.pretrained_cfg["label_names"] = ["dog", "cat", "unused_2"]
     domains = [FolderDomain("a", ("cat", "cow", "dog"), [0, 1, 2, 1], ["0", "1", "2", "3"])]
@@ -137,11 +121,6 @@ def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_ou
     for classes, targets in ((("cow",), [0]), (("cat", "cow"), [1])):
         with pytest.raises(ArgumentError, match="classes="):
             match_classes(network, [FolderDomain("a", classes, targets, ["0"])], [Split(np.arange(1), np.arange(0))])
-
-
-def test_more_logits_than_classes_keep_the_names(network, tmp_path):
-    save_network(network, tmp_path, CLASSES[:2], data_config(network, 32))
-    assert label_names(load_trained(f"local-dir:{tmp_path}")) == ("cat", "dog", "unused_2")
 
 
 def test_without_names_only_the_number_can_be_checked(network):
@@ -178,8 +157,3 @@ def test_outputs_follow_from_what_was_collected(name, kwargs):
     assert features.shape == (2, network.num_features)
     assert torch.allclose(network.get_classifier()(features), logits, atol=1e-6)
     assert not network.get_classifier()._forward_pre_hooks
-
-
-def test_a_network_without_a_single_classifier_is_refused():
-    with pytest.raises(ArgumentError, match="model='VisionTransformer': has no single classifier"):
-        WithFeatures(timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=1))

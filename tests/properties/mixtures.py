@@ -50,7 +50,7 @@ class Mixture:
     @property
     def ways(self) -> list[str]:
         """Names of the methods that can compute it."""
-        return ["forward_grouped", "forward_loop", "forward_masked"]
+        return ["forward_grouped", "forward_loop"]
 
     def expected(self) -> Tensor:
         """The output in float64."""

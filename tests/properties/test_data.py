@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from timm_moe_dg.data import Domain, Split, split_domain, split_domains, training_domains
+from timm_moe_dg.data import Domain, Split, split_domain, split_domains
 from timm_moe_dg.data.loaders import StepSampler, TrainingDraws, training_loader
-from timm_moe_dg.errors import ProtocolError
 
 pytestmark = pytest.mark.slow  # some of them take two seconds
 
@@ -61,19 +60,6 @@ def test_the_split_of_a_domain_does_not_depend_on_the_others(domains, seed, shar
     for position, (domain, split) in enumerate(zip(domains, actual, strict=True)):
         alone = split_domain(len(domain), position, trial_seed=seed, holdout_fraction=share)
         assert position == index or split.inside.tolist() == alone.inside.tolist()
-
-
-@given(st.integers(1, 6), st.lists(st.integers(-1, 6), max_size=4))
-def test_every_domain_is_trained_on_or_tested_on_or_the_choice_is_refused(number, test):
-    names = [f"domain {position}" for position in range(number)]
-    positions = range(number)
-    remaining = [position for position in positions if position not in test]
-    possible = remaining and set(test) <= set(positions) and len(set(test)) == len(test)
-    if possible:
-        assert training_domains(names, test) == remaining
-    else:
-        with pytest.raises(ProtocolError):
-            training_domains(names, test)
 
 
 @st.composite

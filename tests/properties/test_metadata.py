@@ -50,26 +50,6 @@ def test_a_place_is_within_the_degrees_or_unknown_or_refused(name, rows):
 
 
 @pytest.mark.filterwarnings("ignore:all coordinates lie within pi")
-@given(st.sampled_from(sorted(ENCODERS)), st.lists(st.tuples(LONGITUDES, LATITUDES), min_size=1, max_size=5), st.data())
-def test_a_place_that_is_unknown_changes_no_other(name, rows, data):
-    metadata = torch.tensor(rows, dtype=torch.float32)
-    embedding, _ = encoded(ENCODERS[name], metadata)
-    unknown = data.draw(st.integers(0, len(rows) - 1))
-    metadata[unknown, data.draw(st.integers(0, 1))] = math.nan
-    changed, present = encoded(ENCODERS[name], metadata)
-    others = [row for row in range(len(rows)) if row != unknown]
-    assert present.tolist() == [row != unknown for row in range(len(rows))]
-    torch.testing.assert_close(changed[others], embedding[others])
-
-
-@pytest.mark.filterwarnings("ignore:all coordinates lie within pi")
-@given(st.sampled_from(sorted(ENCODERS)), LATITUDES)
-def test_the_date_line_is_one_meridian(name, latitude):
-    east, west = encoded(ENCODERS[name], torch.tensor([[180.0, latitude], [-180.0, latitude]]))[0]
-    torch.testing.assert_close(east, west, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:all coordinates lie within pi")
 @given(st.lists(st.tuples(LONGITUDES | UNKNOWN, LATITUDES, st.floats(-1e6, 1e6) | UNKNOWN), max_size=5))
 def test_a_number_may_be_known_where_a_place_is_not(rows):
     embedding, present = encoded(COLUMNS, torch.tensor(rows, dtype=torch.float32).view(-1, 3))

@@ -80,12 +80,6 @@ LINE = invented_records([1])[0].to_json()
 ARGUMENTS = [*json.loads(LINE)["args"], "holdout_fraction", "averaging", "domains"]
 
 
-@given(st.integers(0, len(LINE) - 1), st.integers(0, 255))
-@example(LINE.index('"test_envs": [1]') + len('"test_envs": ['), ord("3"))  # a domain that does not exist
-def test_a_record_with_a_byte_changed_is_refused_or_makes_a_table(tmp_path, place, byte):
-    tabulate(tmp_path, LINE[:place].encode() + bytes([byte]) + LINE[place + 1 :].encode())
-
-
 @given(
     st.dictionaries(st.sampled_from([*json.loads(LINE), "roles", "averaged"]), JSON) | st.just({}),
     st.dictionaries(st.sampled_from(ARGUMENTS), JSON),

@@ -59,17 +59,6 @@ def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dens
     assert "FLOP-equivalent" in done.stdout
 
 
-@pytest.mark.slow
-def test_metadata_models_are_measured_routed_and_against_the_shared_expert_too(tool, tmp_path):
-    words = ["--models", "moge_tiny", "--img-size", "32", "--top-k", "2", "--batch-size", "1"]
-    rows = run(tool, tmp_path, *words, "--mode", "inference", "train")
-    assert [row["mode"] for row in rows] == ["inference"] * 3 + ["train"] * 3
-    mixture, twin, equivalent = (row["gmacs"] * 1e9 for row in rows[:3])
-    # two blocks, two routed experts beside the shared one
-    assert equivalent - twin == pytest.approx(2 * 2 * TOKENS * 2 * WIDTH * HIDDEN)
-    assert mixture > equivalent
-
-
 def test_the_grid_of_settings_is_measured_and_printed(tool, tmp_path, capsys):
     implementations = [name for name in IMPLEMENTATIONS if name != "auto"]
     grid = {"--num-experts": ["2", "4"], "--amp-dtype": ["float32", "bfloat16"], "--implementation": implementations}
@@ -88,22 +77,6 @@ def test_the_grid_of_settings_is_measured_and_printed(tool, tmp_path, capsys):
     for row, line in zip(rows, lines, strict=True):
         assert all(str(row[name]) in line for name in tool.CONDITIONS)
         assert f"{row['seconds'] * 1e3:.2f}" in line
-
-
-@pytest.mark.slow
-def test_compiled_programs_are_measured(tool, tmp_path):
-    rows = by_label(run(tool, tmp_path, *SMALL, "--batch-size", "1", "--program", "compiled"))
-    assert rows["gmoe"]["program"] == "compiled"
-    assert rows["gmoe"]["taken"] == []  # a compiled program has no implementation of an eager forward
-
-
-@pytest.mark.parametrize("backbone", ["test_vit", "test_convnext2"])
-def test_a_mixture_on_a_backbone_is_measured_against_that_backbone(tool, tmp_path, backbone):
-    rows = by_label(run(tool, tmp_path, "--models", "gmoe", "--backbone", backbone, "--batch-size", "1"))
-    dense = timm.create_model(backbone)
-    twin, equivalent = rows["dense twin"], rows["FLOP-equivalent"]
-    assert twin["parameters"] == sum(parameter.numel() for parameter in dense.parameters())
-    assert twin["gmacs"] < equivalent["gmacs"] < rows["gmoe"]["gmacs"] < 1.3 * equivalent["gmacs"]
 
 
 def test_the_command_for_a_gpu_has_a_setting_for_each_combination(tool):

@@ -175,8 +175,3 @@ def test_a_mistake_is_named_and_leaves_nothing(tmp_path, words, message):
     with pytest.raises(SystemExit, match=message):
         export("--model", *(word.format(folder=tmp_path) for word in words), "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_images_that_are_not_there_are_named(plain, tmp_path):
-    with pytest.raises(SystemExit, match=r"images='.*\.png': no such file"):
-        export(*plain, "--images", tmp_path / "*.png", "--output", tmp_path / "new")

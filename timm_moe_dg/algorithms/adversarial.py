@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from ..losses import class_balanced_cross_entropy, input_gradient_penalty
+from ..losses.domain import class_balanced_cross_entropy, input_gradient_penalty
 from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, tap_features
 from .hparams import SHARE
 from .risks import Counting

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
-from ..losses import feature_divergence, spectral_decoupling
+from ..losses.domain import feature_divergence, spectral_decoupling
 from .averaging import frozen_copy
 from .base import (
     Algorithm,

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..losses import group_weights, irm_penalty, rdm_penalties, vrex_penalty
+from ..losses.domain import group_weights, irm_penalty, rdm_penalties, vrex_penalty
 from .base import Algorithm, Minibatches, Setup, StepContext
 
 

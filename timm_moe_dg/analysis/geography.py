@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..layers import GeoMoeMlp
 from ..layers.encoders.coverage import distances
-from ..losses import discovered_domains
+from ..layers.reports import discovered_domains
 from ..metrics import group_accuracy
 from ..networks.build import Network
 from .run_view import evaluation_mode

@@ -25,9 +25,9 @@ from ..data import (
 from ..data.inspection import band_statistics, deep_share, warn_of_far_values
 from ..data.transforms import with_timm_augmentation
 from ..errors import ArgumentError, DataError
-from ..layers import MetadataEncoder
 from ..layers.encoders.coverage import distances
 from ..layers.encoders.location import CoordinateEncoder
+from ..layers.encoders.metadata import MetadataEncoder
 from ..models import DomainHeadsVisionTransformer
 from ..models.moge import GeoMoeVisionTransformer
 from ..networks.build import DataConfig, Network, has_measured_statistics, saved_config

@@ -5,10 +5,6 @@ these libraries.
 """
 
 import torch
-from timm.models._features import (
-    FeatureGetterNet,  # the class that timm.create_model(features_only=True) returns for transformers
-    feature_take_indices,  # the `indices` of forward_intermediates, as timm's own models read them
-)
 from timm.models._hub import (
     download_from_hf,  # one file of a Hub repository, in timm's cache; the public loader reads weights alone
     hf_split,  # repository and revision of a name
@@ -16,7 +12,6 @@ from timm.models._hub import (
 )
 from timm.models._input import update_model_args  # records a changed argument in the saved config.json
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # the base class for all dimensions
 
@@ -33,12 +28,6 @@ def values_readable(x: Tensor) -> bool:
     """
     recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()
     return not (recorded or in_transforms() or x.is_meta)
-
-
-def in_vmap() -> bool:
-    """Whether torch.vmap is among the active transforms."""
-    levels = get_interpreter_stack() or [] if in_transforms() else []
-    return any(level.key() == TransformType.Vmap for level in levels)
 
 
 def in_forward_derivatives() -> bool:

@@ -1,23 +1,22 @@
 """Expert feed-forward networks with stacked weights, and the choice of their implementation.
 
-Three implementations give the same results. Conditions are checked from top to bottom.
+Two implementations give the same results. Conditions are checked from top to bottom.
 
 | where                          | implementation | why                                                               |
 |--------------------------------|----------------|-------------------------------------------------------------------|
-| torch.vmap                     | masked         | all items pass through all experts, so no shape depends on values |
 | export, tracing, torch.func,   | loop           | exported programs run without this package, and `grouped_linear`  |
 | forward-mode derivatives       |                | has no such derivatives                                           |
 | quantized weights              | loop           | their classes have no other products                              |
 | devices but CPU, CUDA and meta | loop           | plain operations; `grouped_linear` was not tried there            |
 | all else, and torch.compile    | grouped        | two calls of `grouped_linear`, see grouped_linear.py              |
 
-`set_expert_implementation` sets loop or grouped for the last two rows. Nothing was run on CUDA. tests/gpu/ rehearses it
-on the CPU.
+`set_expert_implementation` sets loop or grouped for the last two rows. Nothing was run on CUDA.
 
 Axes: T items of N tokens each, D features, H hidden features, E experts, K experts per item, A assignments.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -29,20 +28,19 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from .assignments import Assignments
-from .compat import in_forward_derivatives, in_transforms, in_vmap
-from .dropout import sampled_dropout
+from .compat import in_forward_derivatives, in_transforms
 from .feed_forwards import FeedForward, GatedActivation, copy_dense, reinitialize
 from .grouped_linear import grouped_linear, has_grouped_kernel
 from .parameters import OwnParameters
 
-DEVICES = ("cpu", "cuda", "meta")  # the second was rehearsed, not run
+DEVICES = ("cpu", "cuda", "meta")  # the second was not run
 IMPLEMENTATIONS = ("auto", "grouped", "loop")
 
 
 def expert_implementation_info(model: nn.Module) -> dict[str, str | None]:
     """Returns the implementation in each mixture layer's last forward, by the experts' module.
 
-    It is 'grouped', 'loop' or 'masked', see the table above, or None before the first forward. Compiled and exported
+    It is 'grouped' or 'loop', see the table above, or None before the first forward. Compiled and exported
     programs are not counted.
 
     >>> model = timm.create_model("gmoe_tiny_patch16").eval()
@@ -189,16 +187,12 @@ class StackedExperts(nn.Module):
         implementation = self._choose(x.device)
         if not torch.compiler.is_compiling():
             self.used = implementation
-        if implementation == "masked":
-            return self.forward_masked(x, expert_indices, combine_weights)
         if implementation == "loop":
             return self.forward_loop(x, expert_indices, combine_weights)
         return self.forward_grouped(x, expert_indices, combine_weights)
 
     def _choose(self, device: torch.device) -> str:
         """Returns the implementation, by the table at the top of this file."""
-        if in_vmap():
-            return "masked"
         recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()
         if recorded or in_transforms() or in_forward_derivatives() or self._is_quantized():
             return "loop"
@@ -246,21 +240,41 @@ class StackedExperts(nn.Module):
             combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
         return combined
 
-    def forward_masked(self, x: Tensor, expert_indices: Tensor, combine_weights: Tensor) -> Tensor:
-        """As `forward`, all items through all experts, with unused outputs masked."""
-        first, second = self.fc1(x.dtype), self.fc2(x.dtype)
-        combined = torch.zeros_like(x)
-        per_item = [-1] + [1] * (x.dim() - 1)
-        for expert in range(self.num_experts):
-            outputs = _linear(self._between(_linear(x, first, expert)), second, expert)
-            absent = expert_indices != expert
-            weights = combine_weights.masked_fill(absent, 0).sum(1).to(outputs.dtype).view(per_item)
-            # Masked as well, since 0 times an infinite output is NaN
-            weighted = (outputs * weights).masked_fill(absent.all(1).view(per_item), 0)
-            combined = combined + weighted.to(combined.dtype)
-        return combined
-
     def forward_all(self, x: Tensor) -> Tensor:
         """(T, D) items through every expert, without dropout -> (E, T, D)."""
         hidden = self.norm(self.act(_linear_all(x, *self.fc1(x.dtype))))
         return _linear_all(hidden, *self.fc2(x.dtype))
+
+
+def sampled_dropout(x: Tensor, rate: float) -> Tensor:
+    """As `F.dropout`. On a CPU it is faster, because random numbers are drawn for the dropped features alone."""
+    if x.device.type != "cpu" or not 0 < rate < 1:
+        return F.dropout(x, rate)
+    return x * dropout_factors(x.detach(), rate)
+
+
+# An operator, because torch.compile cannot trace positions whose number is random. The tag keeps two calls from
+# becoming one. A checkpointed block repeats the call with the generator's saved state.
+@torch.library.custom_op("timm_moe_dg::dropout_factors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def dropout_factors(like: Tensor, rate: float) -> Tensor:
+    """Draws a factor for each feature: 0 with probability `rate`, else 1 / (1 - rate)."""
+    factors = torch.full_like(like, 1 / (1 - rate), memory_format=torch.contiguous_format)
+    factors.view(-1).index_fill_(0, dropped_positions(factors.numel(), rate), 0)
+    return factors
+
+
+@dropout_factors.register_fake
+def _(like: Tensor, rate: float) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def dropped_positions(size: int, rate: float) -> Tensor:
+    """Draws the positions 0..size - 1 that are dropped, each independently with probability `rate`; ascending int64."""
+    # The distance from one dropped position to the next has a geometric distribution
+    expected = size * rate
+    count = int(expected + 8 * math.sqrt(expected) + 16)  # beyond 8 standard deviations, also for small `expected`
+    uniform = torch.rand(count, dtype=torch.float32, device="cpu").clamp_(min=2**-25)  # avoids log(0)
+    steps = uniform.log_().div_(math.log1p(-rate)).ceil_().clamp_(max=2.0 * size + 2).long()  # avoids overflow
+    steps[0] -= 1
+    positions = steps.cumsum(0)
+    return positions[: int(torch.searchsorted(positions, size))]

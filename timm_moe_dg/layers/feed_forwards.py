@@ -99,7 +99,7 @@ def read_feed_forward(mlp: nn.Module) -> FeedForward:
             output features, or a normalization or activation that mixes tokens.
     """
     if type(mlp) not in DENSE_FORMS:  # a subclass may compute anything
-        classes = ", ".join(map(_public_name, DENSE_FORMS))
+        classes = ", ".join(form.__name__ for form in DENSE_FORMS)
         raise RouterError.of("mlp", type(mlp).__name__, f"give a two-layer feed-forward, exactly {classes}")
     parts = DENSE_FORMS[type(mlp)](mlp)
     _check_layers(parts)
@@ -114,10 +114,6 @@ def read_feed_forward(mlp: nn.Module) -> FeedForward:
         remedy = "use one slope for all features"
         raise RouterError.of("mlp.act.num_parameters", act.num_parameters, remedy)
     return parts
-
-
-def _public_name(cls: type[nn.Module]) -> str:
-    return f"{'timm.layers' if cls.__module__.startswith('timm.layers') else cls.__module__}.{cls.__name__}"
 
 
 def _check_layers(parts: FeedForward) -> None:

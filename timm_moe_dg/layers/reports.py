@@ -190,8 +190,6 @@ def cka_diversity_loss(outputs: Tensor) -> Tensor:
     CKA(H_i, H_j) = |H_i' H_j|^2 / (|H_i' H_i| |H_j' H_j|) of column-centered outputs, with Frobenius norms. If all
     experts are equal, as after upcycling without perturbation, the loss has its maximum 1 and a gradient of zero.
     """
-    if outputs.ndim != 3:
-        raise ArgumentError.of("outputs", tuple(outputs.shape), "give (experts, tokens, features)")
     with without_autocast(outputs.device.type):
         outputs_ETD = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         centered_ETD = outputs_ETD - outputs_ETD.mean(dim=1, keepdim=True)
@@ -216,9 +214,6 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
         domains: (B,) discovered domains; samples with a negative one, unknown, are left out.
         temperature: t, positive.
     """
-    if features.ndim != 2 or not targets.shape == domains.shape == features.shape[:1]:
-        shapes = [tuple(tensor.shape) for tensor in (features, targets, domains)]
-        raise ArgumentError.of("features, targets, domains", shapes, "give (B, D), (B,) and (B,)")
     if temperature <= 0:
         raise ArgumentError.of("temperature", temperature, "give a positive number, such as 0.1")
     same_class = targets.unsqueeze(1) == targets

@@ -110,8 +110,6 @@ class Router(OwnParameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if num_experts < 1:
-            raise RouterError.of("num_experts", num_experts, "a router needs at least one expert")
         if not isinstance(top_k, int) or not 1 <= top_k <= num_experts:
             raise RouterError.of("top_k", top_k, f"choose 1 to num_experts={num_experts}")
         if noise_std is not None and noise_std < 0:

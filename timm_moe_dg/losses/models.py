@@ -119,29 +119,6 @@ def _over_modules(losses: Sequence[ReportedLoss]) -> ReportedLoss:
     return last._replace(value=values.mean() if last.over_modules == "mean" else values.sum())
 
 
-def moge_losses(model: nn.Module, targets: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
-    """The diversity and the invariance loss of the last training forward (MoGE, equations 2 to 4), unweighted.
-
-    Call this as `reported_losses`. In training, each forward of a MoGE layer replaces its report: the class token after
-    its shared expert, and the outputs of all routed experts for the forced tokens.
-
-    "cka_loss" is the mean over the layers with forced tokens, and "supcon_loss" is of the last layer's shared expert.
-    Each is left out of a model without such layers.
-
-    >>> model = timm.create_model("moge_tiny", num_classes=3)
-    >>> timm_moe_dg.losses.force_tokens(model, 64)
-    >>> logits = model(torch.randn(4, 3, 224, 224), torch.tensor([[13.4, 52.5]]).expand(4, 2))
-    >>> sorted(timm_moe_dg.losses.moge_losses(model, torch.tensor([0, 1, 2, 0])))
-    ['cka_loss', 'supcon_loss']
-    """
-    layers = _moge_layers(model)
-    if layers and layers[-1].report is None:
-        remedy = "its MoGE layers have no report; run a forward in training mode"
-        raise ArgumentError.of("model", type(model).__name__, remedy)
-    losses = reported_losses(model, targets, LossWeights(supcon_temperature=temperature))
-    return {name: loss.value for name, loss in losses.items() if name in ("cka_loss", "supcon_loss")}
-
-
 def force_tokens(model: nn.Module, num_tokens: int) -> None:
     """Makes every MoGE layer send random tokens through all its experts in training, for the diversity loss.
 
@@ -152,12 +129,9 @@ def force_tokens(model: nn.Module, num_tokens: int) -> None:
     """
     if num_tokens < 0 or num_tokens == 1:
         raise ArgumentError.of("num_tokens", num_tokens, "give 2 or more tokens (the default is 256), or 0 for none")
-    for layer in _moge_layers(model):
-        layer.forced_tokens = num_tokens
-
-
-def _moge_layers(model: nn.Module) -> list[GeoMoeMlp]:
-    return [module for module in model.modules() if isinstance(module, GeoMoeMlp)]
+    for layer in model.modules():
+        if isinstance(layer, GeoMoeMlp):
+            layer.forced_tokens = num_tokens
 
 
 @contextmanager

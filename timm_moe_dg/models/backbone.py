@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.layers import Format
 from timm.models import (
     generate_default_cfgs,
     load_state_dict,
@@ -23,8 +22,8 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, CheckpointError, OptionError, did_you_mean
-from ..layers.compat import FeatureGetterNet, load_state_dict_from_path
+from ..errors import ArgumentError, CheckpointError, OptionError, check_name, did_you_mean
+from ..layers.compat import load_state_dict_from_path
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.encoders.pretrained import check_weights
 from ..layers.mixture_options import option_names
@@ -41,7 +40,6 @@ Keywords = dict[str, Any]  # arguments of timm's models, and its pretrained conf
 DEFAULT_BACKBONE, DEFAULT_TAG = "deit_small_patch16_224.fb_in1k", "deit_in1k"
 
 _SAVED = ("local-dir", "hf-hub")  # sources with a config.json that names the mixture
-_FEATURE_OPTIONS = ("out_indices", "output_fmt", "norm")
 
 # Of the default backbone. Every other one has its own.
 default_cfgs = generate_default_cfgs(
@@ -89,7 +87,6 @@ def create_on_backbone(
     pretrained_cfg_overlay: Keywords | None = None,
     cache_dir: str | Path | None = None,
     features_only: bool = False,
-    feature_cls: str = "getter",
     text_head: Keywords | None = None,
     **kwargs: Any,
 ) -> nn.Module:
@@ -97,43 +94,23 @@ def create_on_backbone(
 
     Sources are `local-dir:` and `hf-hub:`. `pretrained` loads the backbone's weights, or those of a mixture that were
     given or saved. `pretrained_cfg` comes from timm's factory: that of the registered model, or of a saved mixture.
-    `features_only` returns the backbone's feature maps. `text_head` describes the one that `put_text_head` recorded.
-    Further arguments are options of the mixture and of the backbone.
+    `text_head` describes the one that `put_text_head` recorded. Further arguments are options of the mixture and of the
+    backbone.
     """
-    if feature_cls != "getter":
-        raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
+    if features_only:
+        raise ArgumentError.of(
+            "features_only", True, "call the model's forward_intermediates, or read features by hooks"
+        )
     mixture = {name: kwargs.pop(name) for name in kind.options if name in kwargs}
-    features = {name: kwargs.pop(name) for name in _FEATURE_OPTIONS if name in kwargs and features_only}
-    check_backbone(backbone, saved=isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in _SAVED)
+    saved = isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in _SAVED
+    check_name(backbone, "backbone", saved)
     if pretrained_cfg == DEFAULT_TAG and backbone == DEFAULT_BACKBONE:
         pretrained_cfg = None
     if isinstance(pretrained_cfg, str):
         remedy = f"name weights by their backbone, as backbone='NAME.{pretrained_cfg}'"
         raise ArgumentError.of("model", f"{kind.name}.{pretrained_cfg}", remedy)
     source = _source(pretrained, pretrained_cfg, pretrained_cfg_overlay or {}, cache_dir)
-    model = _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
-    if not features_only:
-        return model
-    # By default the feature maps that timm takes from the backbone, in their layout
-    plan = _without_storage(kind, backbone, {**kwargs, "features_only": True})
-    features = {"out_indices": list(plan.feature_info.out_indices), "output_fmt": plan.output_fmt, **features}
-    return _feature_net(model, **features)
-
-
-def check_backbone(backbone: str, saved: bool = False) -> None:
-    """Checks that timm has a network, and weights by its tag, which a saved mixture does not need."""
-    source, name = parse_model_name(backbone)
-    if source is not None:
-        return
-    architecture = split_model_name_tag(name)[0]
-    if not timm.is_model(architecture):
-        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
-        raise ArgumentError.of("backbone", backbone, f"timm {timm.__version__} has no such network; {remedy}")
-    try:
-        timm.get_pretrained_cfg(architecture if saved else name)
-    except RuntimeError as error:
-        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
-        raise ArgumentError.of("backbone", backbone, f"no such weights; {architecture} has {tags}") from error
+    return _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
 
 
 def _source(pretrained: bool, cfg: Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
@@ -205,18 +182,14 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
         raise OptionError.of("backbone", backbone, f"does not take it ({error}); {remedy}") from error
 
 
-def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
-    with torch.device("meta"):
-        return _create(kind, backbone, **{name: kwargs[name] for name in kwargs if name not in ("device", "dtype")})
-
-
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
     """Makes a checkpoint loadable into the dense network: zeros for feed-forwards that change, and no text head."""
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
-    plan = _without_storage(kind, structure, kwargs)
-    dense = plan.state_dict()
     with torch.device("meta"):
+        options = {name: value for name, value in kwargs.items() if name not in ("device", "dtype")}
+        plan = _create(kind, structure, **options)
+        dense = plan.state_dict()
         mixed = kind.change(plan, **mixture).state_dict()
     classifier = tuple(f"{name}." for name in classifier_names(plan.pretrained_cfg["classifier"]))
     expected = {key for key in mixed if not key.startswith(classifier)}
@@ -245,32 +218,11 @@ def _load_changed(model: nn.Module, source: Source) -> None:
                 raise CheckpointError(f"{name} does not fit the checkpoint; {remedy}: {error}") from error
 
 
-class _ChannelsLastGetter(FeatureGetterNet):
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, C, height, width) images -> features (B, height, width, D)."""
-        # Not every network returns them so by itself
-        options = {"indices": self.out_indices, "norm": self.norm, "output_fmt": "NCHW", "intermediates_only": True}
-        model: Any = self.model
-        return [features.permute(0, 2, 3, 1) for features in model.forward_intermediates(x, **options)]
-
-
-def _feature_net(model: Any, **options: Any) -> nn.Module:
-    """Wraps the network as timm does for `features_only=True`; blocks that are not needed are dropped."""
-    if not hasattr(model, "forward_intermediates"):
-        remedy = f"{model.mixture_args['backbone']} has no forward_intermediates; read its features by hooks"
-        raise ArgumentError.of("features_only", True, remedy)
-    channels_last = Format(options["output_fmt"]) == Format.NHWC
-    wrapper: Any = (_ChannelsLastGetter if channels_last else FeatureGetterNet)(model, **options)
-    wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
-    return wrapper
-
-
 @register_model
 def gmoe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """GMoE on any timm network with token-wise feed-forwards: CLIP, DINOv2 and v3, SigLIP, EVA, Swin, ConvNeXt.
 
     Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.upcycle`, and the backbone's own.
-    With `features_only=True` the model returns the backbone's feature maps.
     """
     mixture = Mixture("gmoe", upcycle, MoeVisionTransformer.option_classes)
     return create_on_backbone(mixture, pretrained, **kwargs)

@@ -140,7 +140,7 @@ class DomainRelations(CoordinateEncoder):
 
     def set_domains(self, lonlat: Sequence[Tensor]) -> int:
         """Makes the index from the (N, 2) training coordinates of each domain, in degrees; returns P."""
-        points = [thin_coordinates(part).points for part in lonlat]
+        points = [thin_coordinates(part) for part in lonlat]
         device = self.owners.device
         owners = torch.arange(len(points)).repeat_interleave(torch.tensor([len(part) for part in points]))
         self.index = Coverage(len(owners)).hold(torch.cat(points)).to(device).train(self.training)

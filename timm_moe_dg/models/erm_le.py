@@ -10,7 +10,6 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
 from ..layers.mixture_options import take_options
 from .building import check_complete, create_moe_vit, deit_cfg, fit_dense
 from .gmoe import check_vit_options
@@ -39,9 +38,9 @@ class LocationVisionTransformer(VisionTransformer):
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
         encoder = options.build_encoder(device, dtype)
         features = self.num_features
-        self.fuse: nn.Module = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
-        self.fuse_act: nn.Module = nn.GELU()
-        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+        self.fuse = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
+        self.fuse_act = nn.GELU()
+        self.metadata_encoder = encoder
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Tensor | None = None) -> Tensor:
         """Pools (B, N, D) features, concatenates the location encoding of (B, ...) metadata or None, and classifies.
@@ -60,15 +59,6 @@ class LocationVisionTransformer(VisionTransformer):
     def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x), metadata=metadata)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Prunes as timm does; without the head, the location encoding goes too."""
-        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_head:
-            self.metadata_encoder, self.fuse, self.fuse_act = NoMetadata(0), nn.Identity(), nn.Identity()
-        return remaining
 
 
 def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:

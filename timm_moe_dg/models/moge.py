@@ -4,17 +4,18 @@ Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 """
 
 import logging
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, MetadataError
-from ..layers.compat import feature_take_indices, update_model_args
+from ..errors import MetadataError
+from ..layers.compat import update_model_args
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
 from ..layers.encoders.location import CoordinateEncoder
-from ..layers.encoders.metadata import MetadataEncoder, NoMetadata
+from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.geo_moe_mlp import GeoMoeMlp
 from ..layers.mixture_options import GeoMixtureOptions, take_options
 from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
@@ -89,7 +90,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         # Calibrations of earlier versions identify networks by the classes of their modules, of which this was one
         self.blocks: Any = nn.ModuleList(self.blocks)
         self.expert_mode: str | int = "routed"
-        self.metadata_encoder: MetadataEncoder | NoMetadata = encoder
+        self.metadata_encoder: MetadataEncoder = encoder
         if points:
             encoder.coverage = Coverage(points, device=next(self.parameters()).device)
         if radius is not None:
@@ -108,14 +109,13 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         Coordinates are in degrees, and rows with NaN are left out.
         """
         encoder = self.metadata_encoder
-        if not isinstance(encoder, MetadataEncoder) or not isinstance(encoder.encoder, CoordinateEncoder):
-            name = type(getattr(encoder, "encoder", encoder)).__name__
+        if not isinstance(encoder.encoder, CoordinateEncoder):
+            name = type(encoder.encoder).__name__
             raise MetadataError.of("metadata_encoder", name, "coverage needs an encoder of longitude and latitude")
-        points, slack = thin_coordinates(lonlat)
+        points = thin_coordinates(lonlat)
         coverage = Coverage(len(points)).hold(points).to(next(encoder.parameters()).device).train(encoder.training)
         encoder.coverage = coverage
-        counts = f"{len(points)} points stand for {len(lonlat)} training coordinates"
-        _logger.info(f"coverage: {counts}, each within {slack:.0f} km")
+        _logger.info(f"coverage: {len(points)} points stand for {len(lonlat)} training coordinates")
         self._record(coverage_points=len(points), coverage_radius=None)
         return coverage
 
@@ -126,7 +126,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         needs an index, and a shared expert to fall back to.
         """
         radius = checked_radius(radius)
-        coverage = getattr(self.metadata_encoder, "coverage", None)
+        coverage = self.metadata_encoder.coverage
         if radius is not None and coverage is None:
             remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
             raise MetadataError.of("coverage_radius", radius, remedy)
@@ -141,13 +141,10 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         update_model_args(self, **options)
         getattr(self, "mixture_args", {}).update(options)
 
-    def _embed(self, x: Tensor) -> Tensor:
-        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
-
     def forward_features(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, N, D) normalized tokens."""
         context, present = self.metadata_encoder(x, metadata)
-        x = self._embed(x)
+        x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
         for block in self.blocks:
             x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
         return self.norm(x)
@@ -156,52 +153,17 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x, metadata))
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Prunes as timm does, and drops the metadata encoder if no routed block is left."""
-        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if not any(block.routed for block in self.blocks):
-            self.metadata_encoder = NoMetadata(self.metadata_encoder.out_features)
-        return remaining
+    def forward_intermediates(self, x: Tensor, *args: Any, metadata: Tensor | None = None, **kwargs: Any) -> Any:
+        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument.
 
-    def forward_intermediates(  # type: ignore[override]
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        output_dict: bool = False,
-        attn_mask: None = None,
-        metadata: Tensor | None = None,
-    ) -> Any:
-        """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument."""
-        if output_fmt not in ("NCHW", "NLC") or attn_mask is not None:
-            raise ArgumentError.of("output_fmt", output_fmt, "choose NCHW or NLC, without an attention mask")
-        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
-        grid = self.patch_embed.dynamic_feat_size(tuple(x.shape[-2:]))
-        context, present = self.metadata_encoder(x, metadata)
-        x = self._embed(x)
-        taken = []
-        for index, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x, context, present) if self.grad_checkpointing else block(x, context, present)
-            if index in take_indices:
-                taken.append(self.norm(x) if norm else x)
-        prefixes = [tokens[:, : self.num_prefix_tokens] for tokens in taken]
-        spatial = [tokens[:, self.num_prefix_tokens :] for tokens in taken]
-        if output_fmt == "NCHW":
-            spatial = [tokens.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for tokens in spatial]
-        with_prefixes = return_prefix_tokens and self.num_prefix_tokens > 0
-        if output_dict:
-            named: dict[str, Any] = {"image_intermediates": spatial}
-            if with_prefixes:
-                named["image_intermediates_prefix"] = prefixes
-            return named if intermediates_only else {**named, "image_features": self.norm(x)}
-        intermediates = list(zip(spatial, prefixes, strict=True)) if with_prefixes else spatial
-        return intermediates if intermediates_only else (self.norm(x), intermediates)
+        Gradient checkpointing and attention masks are not supported here.
+        """
+        encoded = self.metadata_encoder(x, metadata)
+        with ExitStack() as hooks:
+            for block in self.blocks:
+                # timm's loop hands the tokens on alone
+                hooks.callback(block.register_forward_pre_hook(lambda _, tokens: (*tokens, *encoded)).remove)
+            return super().forward_intermediates(x, *args, **kwargs)
 
 
 def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:

@@ -34,8 +34,6 @@ from .moge import GeoBlock, GeoMoeVisionTransformer
 # biases from relative positions (Swin v2, ViT), or refine one pooled token
 NOT_FEED_FORWARDS = ("mlp_tokens", "mlp_in", "meta_mlp", "rel_pos.mlp", "attn_pool.mlp")
 
-# Endings of the names of classes that look like feed-forwards
-_LIKE_MLP = ("Mlp", "MLP", "FFN", "GLU", "FeedForward", "WithNorm", "DepthwiseConv")
 ModelT = TypeVar("ModelT", bound=nn.Module)
 FeedForwards = tuple[nn.Module, list[str]]  # a feed-forward and all its names
 
@@ -65,9 +63,8 @@ def upcycle(model: ModelT, moe_layers: MoeLayers = "last_two", **mixture: Any) -
     options = build_options(MixtureOptions, mixture, "upcycle")
     feed_forwards = find_feed_forwards(model)
     if not feed_forwards:
-        refused = [f"{name}: {reason}" for name, reason in refused_feed_forwards(model).items()][:3]
         remedy = "has no feed-forward that experts can be copies of; choose a transformer or ConvNeXt of timm, such as "
-        remedy += "deit_small_patch16_224 or convnext_tiny" + (f" ({'; '.join(refused)})" if refused else "")
+        remedy += "deit_small_patch16_224 or convnext_tiny"
         raise MoeLayersError.of("model", name_of(model), remedy)
     layers, chosen = _choose(model, moe_layers, feed_forwards)
     check_token_wise([dense for dense, _ in chosen])
@@ -207,18 +204,6 @@ def _refusal(module: nn.Module) -> str | None:
     except RouterError as error:
         return str(error)
     return None
-
-
-def refused_feed_forwards(model: nn.Module) -> dict[str, str]:
-    """Names modules that look like feed-forwards and cannot become mixtures: the first of each kind -> the reason."""
-    reasons: dict[str, str] = {}
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if type(module) in DENSE_FORMS and name.endswith(NOT_FEED_FORWARDS):
-            reasons.setdefault("is no feed-forward of tokens", name)
-        elif type(module) in DENSE_FORMS or (kind.endswith(_LIKE_MLP) and "Head" not in kind):
-            reasons.setdefault(_refusal(module) or "", name)
-    return {name: reason for reason, name in reasons.items() if reason}
 
 
 def check_token_wise(chosen: Sequence[nn.Module]) -> None:

@@ -3,15 +3,13 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 import timm
 import torch
-from huggingface_hub import constants, get_session
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DPN_MEAN, IMAGENET_INCEPTION_MEAN, OPENAI_CLIP_MEAN
 from timm.data.model_config import resolve_input_data_config
 from timm.layers import PatchEmbed
@@ -29,7 +27,7 @@ from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_if_far, warn_of_far_values
 from ..data.readers.rasters import Pixels
-from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_regular_file, did_you_mean
+from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_name, check_regular_file
 from ..layers.compat import download_from_hf
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
@@ -37,7 +35,6 @@ CONFIG = "config.json"
 UNUSED = "unused_"  # start of the names of logits that no class has
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
-_HUB_SECONDS = 5.0  # within which the Hub has to answer
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 _logger = logging.getLogger(__name__)
 Config: TypeAlias = dict[str, Any]  # content of timm's config.json
@@ -92,28 +89,26 @@ def build_network(
         check_name(source)
     overlay, channels = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else (None, None)
     loads = pretrained or overlay is not None
-    from_hub = pretrained and parse_model_name(name)[0] in (None, "hf-hub")
     try:
-        with hub_or_cache() if from_hub else nullcontext():
-            # Also names a damaged field, where timm would fail far from the file
-            own = saved_config(name)
-            own_bands, is_physical = own.get("bands"), bool(own.get("physical_values"))
-            saved_bands = saved_config(name, initial_checkpoint).get("bands")
-            options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
-            # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
-            keeps_classifier = loads or num_classes is None
-            classes = options["pretrained_cfg"]["num_classes"] if keeps_classifier else num_classes
-            from_rgb = loads and (channels or options["pretrained_cfg"]["input_size"][0]) == RGB and not saved_bands
-            if source != name or parse_model_name(name)[0] is not None:
-                # timm keeps saved options with the value None only if it reads config.json itself
-                size = {"img_size": options.get("img_size")}
-                options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
-            options |= {"num_classes": classes, "pretrained": loads}
-            rgb = None  # a network of RGB images whose weights are placed at the named bands
-            if from_rgb and bands and bands.names:
-                rgb = _create({**options, "in_chans": RGB}, optional_drop_path=drop_path is None)
-                options["pretrained"] = False
-            network = _create(options, optional_drop_path=drop_path is None)
+        # Also names a damaged field, where timm would fail far from the file
+        own = saved_config(name)
+        own_bands, is_physical = own.get("bands"), bool(own.get("physical_values"))
+        saved_bands = saved_config(name, initial_checkpoint).get("bands")
+        options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
+        # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
+        keeps_classifier = loads or num_classes is None
+        classes = options["pretrained_cfg"]["num_classes"] if keeps_classifier else num_classes
+        from_rgb = loads and (channels or options["pretrained_cfg"]["input_size"][0]) == RGB and not saved_bands
+        if source != name or parse_model_name(name)[0] is not None:
+            # timm keeps saved options with the value None only if it reads config.json itself
+            size = {"img_size": options.get("img_size")}
+            options = {"model_name": name, "pretrained_cfg_overlay": overlay, **size, **kwargs}
+        options |= {"num_classes": classes, "pretrained": loads}
+        rgb = None  # a network of RGB images whose weights are placed at the named bands
+        if from_rgb and bands and bands.names:
+            rgb = _create({**options, "in_chans": RGB}, optional_drop_path=drop_path is None)
+            options["pretrained"] = False
+        network = _create(options, optional_drop_path=drop_path is None)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
     except MoeDgError:
@@ -141,23 +136,6 @@ def build_network(
     classifier = "new" if resized or not loads else "same"
     _logger.info(f"{name}: {count:,} parameters from {start}, {classifier} classifier")
     return network
-
-
-@contextmanager
-def hub_or_cache() -> Iterator[None]:
-    """Reads from the Hub's cache alone while the Hub does not answer."""
-    # The client would retry each missing file for half a minute, with a message each time
-    offline = constants.HF_HUB_OFFLINE
-    if not offline:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-        except Exception:  # of the client's HTTP library, which differs between its releases
-            _logger.warning(f"the Hub ({constants.ENDPOINT}) cannot be reached; looking for its files in the cache")
-            constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
 
 
 def default_drop_path(name: str) -> float:
@@ -300,8 +278,7 @@ def saved_config(name: str, checkpoint: str | os.PathLike[str] | None = None) ->
     if source is None:
         return {}
     if source == "hf-hub":
-        with hub_or_cache():
-            return read_config(Path(download_from_hf(location, CONFIG)))
+        return read_config(Path(download_from_hf(location, CONFIG)))
     folder = Path(location)
     refuse_ensemble(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -349,23 +326,6 @@ def _are_bands(names: object) -> bool:
         return isinstance(names, list) and list(band_names(names)) == names
     except (MoeDgError, AttributeError, TypeError):  # of entries that are no text
         return False
-
-
-def check_name(name: str) -> None:
-    """Raises an `ArgumentError`, which lists the nearest names, if there is no such model, tag or kind of source."""
-    try:
-        source, model = parse_model_name(name)
-    except ValueError as error:
-        raise ArgumentError.of("model", name, str(error)) from error
-    architecture = split_model_name_tag(model)[0]
-    if source is None and not timm.is_model(architecture):
-        remedy = did_you_mean(architecture, timm.list_models(), 5) or "timm.list_models() lists all"
-        raise ArgumentError.of("model", name, f"no such model; {remedy}")
-    try:
-        timm.get_pretrained_cfg(model if source is None else architecture)
-    except RuntimeError as error:
-        tags = ", ".join(name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")) or "none"
-        raise ArgumentError.of("model", name, f"no such weights; {architecture} has {tags}") from error
 
 
 def _check_patches(network: nn.Module, img_size: int | None) -> None:

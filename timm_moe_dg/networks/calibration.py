@@ -29,7 +29,7 @@ from ..data import Domain, EvaluationImages, Split, evaluation_loader
 from ..errors import ArgumentError, CheckpointError, DataError, check_regular_file
 from ..layers.compat import download_from_hf, hf_split
 from .averages import evaluation_view
-from .build import Network, data_config, hub_or_cache
+from .build import Network, data_config
 from .trained import WithFeatures, class_positions, network_digest, takes_metadata
 
 _logger = logging.getLogger(__name__)
@@ -119,8 +119,7 @@ def load_calibration(model: str) -> Calibration | None:
     if source != "hf-hub":
         return None
     try:
-        with hub_or_cache():
-            return read_calibration(Path(download_from_hf(location, CALIBRATION)))
+        return read_calibration(Path(download_from_hf(location, CALIBRATION)))
     except LocalEntryNotFoundError:  # a subclass of the next, for a cache that timm's own loading may have filled
         repository, revision = hf_split(location)
         if try_to_load_from_cache(repository, CALIBRATION, revision=revision) is not _CACHED_NO_EXIST:

@@ -23,7 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ArgumentError, ProcessLostError
-from ..layers import LocationIdEmbedding, RoutedMlp
+from ..layers import RoutedMlp
+from ..layers.encoders.location import LocationIdEmbedding
 from ..layers.feed_forwards import read_feed_forward
 from .averages import dense_name
 from .build import Network
@@ -118,16 +119,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median and third quartile of two values or more."""
     low, median, high = statistics.quantiles(values, n=4)
     return max(low, min(values)), median, min(high, max(values))  # of two values it extrapolates
-
-
-def check_idle(device: str) -> None:
-    """Refuses a GPU with more than a quarter of its memory in use, where other programs would disturb measurements."""
-    if torch.device(device).type != "cuda":
-        return
-    free, total = torch.cuda.mem_get_info(device)
-    if free < 0.75 * total:
-        busy = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use"
-        raise ArgumentError.of("device", device, f"{busy}; end the programs there, or choose another device")
 
 
 def device_name(device: str) -> str:

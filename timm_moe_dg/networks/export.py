@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError, MissingDependencyError, needs
-from ..layers import LocationIdEmbedding
+from ..layers.encoders.location import LocationIdEmbedding
 from .bands import bands_of
 from .build import DataConfig
 from .trained import metadata_encoder

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..data import Domain, Split
 from ..data.domains import check_spellings, listed, normalized, places_of
-from ..errors import ArgumentError, CheckpointError
-from .build import UNUSED, Network, build_network, check_name, saved_config
+from ..errors import ArgumentError, CheckpointError, check_name
+from .build import UNUSED, Network, build_network, saved_config
 
 _logger = logging.getLogger(__name__)
 # Attributes of modules that change outputs and are in no weight

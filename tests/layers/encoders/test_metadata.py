@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from timm_moe_dg.layers import ColumnsEncoder, MetadataEncoder, NoMetadata, SinCosEncoder
-from timm_moe_dg.layers.encoders.metadata import COLUMN_FEATURES
+from timm_moe_dg.layers.encoders.location import SinCosEncoder
+from timm_moe_dg.layers.encoders.metadata import COLUMN_FEATURES, ColumnsEncoder, MetadataEncoder
 
 IMAGES = torch.zeros(3, 1, dtype=torch.float32)
 
@@ -33,13 +33,6 @@ def test_without_metadata_nothing_is_known_and_every_parameter_gets_a_gradient_o
     embedding.sum().backward()
     assert all(not parameter.grad.any() for parameter in module.parameters())
     assert not module.eval()(IMAGES)[0].requires_grad
-
-
-def test_a_layer_that_reads_none_ignores_what_comes():
-    for metadata in (None, torch.ones(3, 2)):
-        embedding, present = NoMetadata(4)(IMAGES, metadata)
-        assert torch.equal(embedding, torch.zeros(3, 4))
-        assert not present.any()
 
 
 # Columns beside coordinates

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.layers.encoders.satclip_checkpoint import released as satclip_checkpoint
 from timm_moe_dg.errors import CheckpointError, MetadataError, MissingDependencyError
-from timm_moe_dg.layers import load_satclip, spherical_harmonics
+from timm_moe_dg.layers.encoders.location import spherical_harmonics
 from timm_moe_dg.layers.encoders.metadata import MetadataEncoder
-from timm_moe_dg.layers.encoders.pretrained import equal_earth, load_geoclip
+from timm_moe_dg.layers.encoders.pretrained import load_geoclip, load_satclip
 from timm_moe_dg.networks.build import data_config, save_network
-from timm_moe_dg.networks.export import export_model
 from timm_moe_dg.networks.trained import load_trained
 
 INSTALLED = importlib.util.find_spec("geoclip") is not None
@@ -68,15 +67,6 @@ def test_it_is_frozen_and_never_drops_features_also_in_a_model_that_trains_aroun
     assert missing == {f"metadata_encoder.encoder.{name}" for name, _ in encoder.named_parameters()}
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     assert model.blocks[0].mlp.router.codes.shape == (6, 5)
-
-
-def test_the_hub_is_asked_for_the_released_file_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "timm_moe_dg.layers.encoders.pretrained.hf_hub_download", lambda *args: asked.append(args) or str(checkpoint)
-    )
-    assert load_satclip("microsoft/SatCLIP-ViT16-L10").degrees == 4
-    assert asked == [("microsoft/SatCLIP-ViT16-L10", "satclip-vit16-l10.ckpt")]
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +132,6 @@ def test_a_place_has_the_embedding_of_its_equations_with_longitude_first(
         np.testing.assert_allclose(embedding.detach(), reference(released, latitude, longitude), atol=1e-8)
 
 
-def test_the_projection_has_equal_areas() -> None:
-    places = torch.tensor([[0.0, 0.0], [100.0, 45.0], [-179.0, -80.0]], dtype=torch.float64)
-    for place in places:
-        jacobian = torch.autograd.functional.jacobian(lambda lonlat: equal_earth(lonlat[None])[0], place)
-        area = torch.linalg.det(jacobian) / math.radians(1) ** 2
-        assert area == pytest.approx(math.cos(math.radians(place[1])), rel=1e-9)
-
-
 @pytest.mark.skipif(not INSTALLED, reason="needs the extra geoclip")
 def test_the_released_weights_give_the_packages_own_embeddings() -> None:
     from geoclip import LocationEncoder
@@ -192,28 +174,6 @@ def test_a_network_trains_around_it_or_with_it_and_is_loaded_without_the_package
         timm.create_model(name, metadata_encoder="geoclip", **NETWORKS[name])
     with pytest.raises(MissingDependencyError):
         MetadataEncoder(load_geoclip())(images, PLACES)
-
-
-def test_autocast_does_not_reach_it_and_an_unknown_place_does_not_matter(package: Callable[[], None]) -> None:
-    model = timm.create_model("moge_tiny", metadata_encoder="geoclip", metadata_columns={"time": [0, 1]}, **SIZES)
-    encoder, images = model.metadata_encoder.eval(), torch.randn(4, 3, 16, 16)
-    metadata = torch.cat([PLACES, torch.full((4, 1), math.nan)], dim=1)
-    embedding, present = encoder(images, metadata)
-    assert present.tolist() == [True, True, True, False]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(encoder(images, metadata)[0], embedding)
-    model = timm.create_model("moge_tiny", metadata_encoder="geoclip", **SIZES).eval()
-    model.set_coverage(PLACES[:1])
-    model.set_coverage_radius(500.0)
-    assert model.metadata_encoder(images, PLACES)[1].tolist() == [True, False, False, False]
-
-
-@pytest.mark.slow
-def test_it_is_exported(package: Callable[[], None], tmp_path: Path) -> None:
-    model = timm.create_model("moge_tiny", metadata_encoder="geoclip", **SIZES).eval()
-    images = torch.randn(4, 3, 16, 16)
-    for name in ("onnx", "pt2"):
-        export_model(model, (images, PLACES), tmp_path, name)  # compares the outputs
 
 
 def test_damaged_files_and_another_width_are_refused(

@@ -4,7 +4,7 @@ Axes: B places, P points of the index.
 """
 
 import math
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -72,18 +72,11 @@ def distances(coverage: Coverage, lonlat: Tensor) -> Tensor:
     return torch.cat([coverage.distance(part) for part in lonlat.split(_ROWS)])
 
 
-class Thinned(NamedTuple):
-    """A small set of points that represents many coordinates."""
-
-    points: Tensor  # (P, 2) float64 longitude, latitude in degrees
-    slack: float  # largest distance of any coordinate to the nearest point, km
-
-
-def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
+def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Tensor:
     """Replaces coordinates by the centers of their cells on a grid, so that a model reveals no exact coordinate.
 
-    (N, 2) longitudes and latitudes in degrees give P <= `max_points` points. Rows with NaN are left out, and at
-    least one row must remain. `max_points` is 2 or more.
+    (N, 2) longitudes and latitudes in degrees give float64 (P, 2), P <= `max_points`. Rows with NaN are left out, and
+    at least one row must remain. `max_points` is 2 or more.
     """
     coordinates = lonlat.double()[~lonlat.isnan().any(dim=-1)]
     if not len(coordinates):
@@ -91,7 +84,7 @@ def thin_coordinates(lonlat: Tensor, max_points: int = MAX_POINTS) -> Thinned:
     size = FINEST
     while len(points := cell_centers(coordinates, size)) > max_points:
         size *= 2.0  # larger cells until there are few enough
-    return Thinned(points, slack(size))
+    return points
 
 
 def cell_centers(lonlat: Tensor, size: float) -> Tensor:
@@ -109,14 +102,6 @@ def cell_centers(lonlat: Tensor, size: float) -> Tensor:
     column = ((lonlat[:, 0] + 180.0) / 360.0 * across).floor().remainder(across)
     cells = torch.stack([(column + 0.5) * 360.0 / across - 180.0, south + height / 2.0], dim=1)
     return cells.unique(dim=0)
-
-
-def slack(size: float) -> float:
-    """Largest distance of a coordinate to its cell's center, km, for cells of a height in degrees."""
-    # Its haversine is at most sin^2(size / 4), from the difference of latitudes, plus (size / 4)^2, from that of
-    # longitudes, since a cell is nowhere wider than high
-    quarter = math.radians(size) / 4.0
-    return 2.0 * EARTH_RADIUS * math.asin(math.sqrt(min(1.0, math.sin(quarter) ** 2 + quarter**2)))
 
 
 def checked_radius(radius: float | None) -> float | None:

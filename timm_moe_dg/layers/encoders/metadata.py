@@ -44,11 +44,11 @@ class MetadataEncoder(nn.Module):
         Metadata are None when no sample has any. The embedding of samples without metadata is arbitrary.
         """
         if metadata is None:
-            embedding, present = _all_absent(x, self.out_features)
+            embedding = torch.zeros(x.shape[0], self.out_features, device=x.device, dtype=x.dtype)
             if self.training:
                 # Distributed training requires a gradient, even if zero, for every parameter
                 embedding = embedding + sum(parameter.sum() for parameter in self.encoder.parameters()) * 0.0
-            return embedding, present
+            return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
         self._check(x, metadata)
         with without_autocast(x.device.type):  # sines of angles in bfloat16 are noise
             present = self.encoder.present(metadata) if hasattr(self.encoder, "present") else _without_nan(metadata)
@@ -74,23 +74,6 @@ class MetadataEncoder(nn.Module):
             raise MetadataError.of("metadata shape", tuple(metadata.shape), f"give one row per image, {x.shape[0]}")
         if hasattr(self.encoder, "check"):
             self.encoder.check(metadata)
-
-
-class NoMetadata(nn.Module):
-    """Replaces the encoder of a network without other layers that read metadata: all samples have none. R may be 0."""
-
-    def __init__(self, out_features: int) -> None:
-        super().__init__()
-        self.out_features = out_features
-
-    def forward(self, x: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, ...) images -> zeros (B, R), and (B,) bool, all False."""
-        return _all_absent(x, self.out_features)
-
-
-def _all_absent(x: Tensor, out_features: int) -> tuple[Tensor, Tensor]:
-    embedding = torch.zeros(x.shape[0], out_features, device=x.device, dtype=x.dtype)
-    return embedding, torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
 
 
 def _without_nan(metadata: Tensor) -> Tensor:
