@@ -8,7 +8,6 @@ would be published are `test_damaged_files.py`'s, and paths that lead out of a f
 import json
 import os
 import pickle
-import re
 import shutil
 import zipfile
 from contextlib import suppress
@@ -24,8 +23,7 @@ from PIL import Image
 from tests.hub.published import write_run
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
-from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.errors import ImageReadError, MoeDgError
+from timm_moe_dg.errors import MoeDgError
 from timm_moe_dg.layers import load_satclip
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import Checkpoints, read_checkpoint
@@ -71,9 +69,7 @@ COMMAND = f"open({CANARY!r}, 'w')"
 TAGS = [
     f"!!python/object/apply:os.mkdir [{CANARY}]",
     f'!!python/object/apply:builtins.exec ["{COMMAND}"]',
-    f"!!python/object/new:os.mkdir [{CANARY}]",
     f"steps: !!python/object/apply:os.mkdir [{CANARY}]",
-    f"? !!python/object/apply:os.mkdir [{CANARY}]\n: 1",
 ]
 JINJA = f"{{{{ cycler.__init__.__globals__.os.mkdir({CANARY!r}) }}}}"
 
@@ -153,7 +149,6 @@ def sprung():
 READERS = {
     "finetune": ("w.pth", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "finetune safetensors": ("w.safetensors", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
-    "finetune npz": ("w.npz", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "satclip": ("encoder.ckpt", lambda path: refused(load_satclip, path)),
 }
 FINETUNE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "depth=2", "moe_layers=(1,)", "--workers", 0]
@@ -207,12 +202,8 @@ def test_yaml_runs_nothing(data, place, text):
 
 WORDS = [
     ("finetune", "--model-kwargs", f"depth={COMMAND}"),
-    ("finetune", "--model-kwargs", f"depth=__import__('os').mkdir({CANARY!r})"),
     ("finetune", "--model", f"$(touch {CANARY})"),
-    ("finetune", "--experiment", f"`touch {CANARY}`", "--model", "none"),
     ("sweep", "--datasets", "rotated_digits", "--models", f"{{'model': {COMMAND}}}", "--dry-run"),
-    ("sweep", "--datasets", f"x; touch {CANARY}", "--dry-run"),
-    ("export", "--model", f"local-dir:;touch {CANARY}"),
     ("predict", "--model", "none", f"| touch {CANARY}"),
 ]
 
@@ -226,12 +217,9 @@ def test_words_run_nothing(words):
 # Fields of config.json that timm, or another reader of such files, would follow
 FIELDS = [
     {"architecture": "os.system"},
-    {"architecture": f"{COMMAND}"},
     {"architecture": f"../{CANARY}"},
     {"model_args": {"act_layer": "os.mkdir"}},
-    {"model_args": {"norm_layer": f"{COMMAND}"}},
     {"model_args": {"mlp_layer": {"__class__": "os.mkdir", "args": [CANARY]}}},
-    {"pretrained_cfg": {"custom_load": True, "file": "trap.pth"}},
     {"pretrained_cfg": {"custom_load": "hf", "hf_hub_filename": "trap.pth", "file": "trap.pth"}},
     {"pretrained_cfg": {"url": "file:trap.pth", "source": "url"}},
     {"auto_map": {"AutoModel": "modeling.Trap"}, "trust_remote_code": True},
@@ -271,14 +259,6 @@ def test_an_image_starts_no_program(best, place, name):
     run("predict", "--model", f"local-dir:{best}", place / "images", "-j", 0, "--output", place / "out.csv")
     assert not sprung()
     assert f"{name},,,unreadable" in (place / "out.csv").read_text()
-
-
-@pytest.mark.parametrize("name", sorted(IMAGES))
-def test_an_image_of_any_number_of_bands_starts_no_program(place, name):
-    (place / name).write_bytes(IMAGES[name])
-    with pytest.raises(ImageReadError, match=re.escape(name)):
-        read_pixels(str(place / name), 3)
-    assert not sprung()
 
 
 def test_an_image_that_would_start_a_program_does_so_in_pillow(place):

@@ -193,20 +193,6 @@ def test_how_far_a_job_is_follows_from_its_last_evaluation(tmp_path):
     assert job.progress() == "no evaluation yet"
 
 
-def test_running_jobs_are_shown_now_and_then(tmp_path):
-    jobs, seen = [make_job(tmp_path, name, seconds=1.0) for name in "ab"], []
-    list(run_jobs(jobs, [{}, {}], watch=lambda going: seen.append({job.name for job in going}), watch_every=0.0))
-    assert {"a", "b"} in seen
-
-
-def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
-    job = make_job(tmp_path)
-    job.log.parent.mkdir()
-    for text in (b"\xff\xfe", b"sweep: exit status ?", b""):
-        job.log.write_bytes(text)
-        assert job.state() == "incomplete"
-
-
 def test_a_notice_to_every_process_of_a_job_ends_none(tmp_path):
     notices = "import os, signal; [os.kill(os.getpid(), number) for number in (signal.SIGUSR1, signal.SIGUSR2)]"
     inner = f"{notices}; print('still there')"
