@@ -38,7 +38,6 @@ from ..storage.run_folder import LOG, RunFolder
 from .plan import MAX_CLASSES, RunPlan, class_counts, steps_per_epoch
 from .processes import is_sharded
 
-LINE_EVERY = 60.0  # seconds between two states of the progress bar in a file
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _package = logging.getLogger("timm_moe_dg")
 _logger = logging.getLogger(__name__)
@@ -185,11 +184,9 @@ def _describe_classes(plan: RunPlan) -> list[str]:
 
 
 def step_bar(steps: range, name: str, *, hidden: bool = False) -> "tqdm[int]":
-    """Makes a progress bar over steps, drawn once a minute where it is neither in a notebook nor a terminal."""
-    is_live = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
-    # A file gets no last state, which would come after the message of an interrupted run
-    in_file = {} if is_live else {"mininterval": LINE_EVERY, "maxinterval": LINE_EVERY, "leave": False}
-    return tqdm(steps, name, steps.stop, initial=steps.start, unit="step", disable=hidden, file=sys.stderr, **in_file)
+    """Makes a progress bar over steps, for notebooks and terminals. A log has the evaluations alone."""
+    hidden = hidden or not (sys.stderr.isatty() or issubclass(tqdm, notebook_bar))
+    return tqdm(steps, name, steps.stop, initial=steps.start, unit="step", disable=hidden, file=sys.stderr)
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:
