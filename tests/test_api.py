@@ -363,9 +363,7 @@ def test_modules_of_ones_own_are_imported_by_every_command(images, tmp_path, mon
         load_tool("finetune").main(words)
         assert "toy_router" not in Path("out/a/args.yaml").read_text()  # a run folder names no code
         commands = {
-            "evaluate": ["--model", "out/a", "-j", "0"],
             "predict": ["--model", "out/a", "-j", "0", str(images)],
-            "export": ["--model", "out/a", "--output", "exported", "--formats", "pt2"],
             "push_to_hub": ["out/a", "--repo-id", "someone/toy", "--dry-run"],
             "finetune": ["--resume", "out/a", "--steps", "5"],
         }

@@ -1,6 +1,5 @@
 """Odd command lines: each ends with one line that names the option, its value and what to do; nothing is written."""
 
-import csv
 import json
 import os
 import re
@@ -120,16 +119,6 @@ def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, m
     assert r"a\x1b[2J\nb.png" in captured.out
     assert r"unreadable: 1 of 3 images: ./\x1b[0m.png" in caplog.text
     assert captured.out.replace("\n", "").isprintable()
-
-
-def test_names_are_no_formulas_in_predictions(best, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8)).save("=1+2.png")
-    load_tool("predict").main(["--model", f"local-dir:{best}", "=1+2.png", "-j", "0", "--output", "out.csv"])
-    with open("out.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row["path"] == "./=1+2.png"
-    assert os.path.samefile(row["path"], "=1+2.png")
 
 
 @pytest.mark.slow

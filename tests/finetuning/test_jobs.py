@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
@@ -106,34 +105,8 @@ def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_pa
     wait_for(lambda: job.state() == "incomplete")
 
 
-# Ends when two jobs have begun, and writes the seconds at which it began and ended
-COMPANION = """
-import pathlib, sys, time
-times = pathlib.Path(sys.argv[1])
-begun = time.time()
-times.touch()
-while len(list(times.parent.glob("*.times"))) < 2:
-    time.sleep(0.02)
-times.write_text(f"{begun} {time.time()}")
-"""
-
-
 def script_job(tmp_path, script, *words, name="a"):
     return Job(name, (sys.executable, "-c", script, *map(str, words)), tmp_path / name, tmp_path / f"{name}.log")
-
-
-@pytest.mark.slow
-def test_as_many_at_a_time_as_there_are_slots(tmp_path):
-    files = {name: tmp_path / f"{name}.times" for name in "abcde"}
-    jobs = [script_job(tmp_path, COMPANION, file, name=name) for name, file in files.items()]
-    ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]
-    assert sorted(ended) == [(name, 0) for name in "abcde"]
-    events = []
-    for file in files.values():
-        start, end = map(float, file.read_text().split())
-        events += [(start, 1), (end, -1)]
-    at_once = list(accumulate(change for _, change in sorted(events)))
-    assert max(at_once) == 2
 
 
 def test_one_failure_does_not_stop_the_rest_and_each_slot_has_its_environment(tmp_path):

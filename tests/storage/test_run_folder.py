@@ -303,14 +303,3 @@ def test_a_run_folder_that_was_removed_does_not_come_back(tmp_path):
     with pytest.raises(StorageError, match="No such file"):
         Checkpoints(tmp_path / "removed" / "checkpoints").save(1, {})
     assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch, caplog):
-    def refuse(path, missing_ok=False):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
-    for step in (1, 2, 3):
-        Checkpoints(tmp_path).save(step, {"step": step})
-    assert "step-000001.pt': cannot be deleted (Input/output error); delete it by hand" in caplog.text
-    assert Checkpoints(tmp_path).newest() == {"step": 3}

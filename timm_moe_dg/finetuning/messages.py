@@ -150,10 +150,7 @@ def describe(plan: RunPlan) -> str:
     if options.dry_run:
         lines += _describe_classes(plan)
     if not options.image_bands.is_rgb:
-        is_photograph = plan.benchmark.augmentation == "photograph"
-        remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
-        scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
-        lines.append(f"images: {options.in_chans} bands, {scaled}")
+        lines.append(f"images: {options.in_chans} bands, whole numbers scaled by their type's maximum")
         if options.bands:
             lines.append(f"bands: {', '.join(f'{name} ({wavelength(name):g} nm)' for name in options.bands)}")
     lines += [
