@@ -207,12 +207,8 @@ def show_status(jobs: Sequence[Job]) -> None:
 
 def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> list[Job]:
     """Runs jobs, prints how each ended, and returns those that failed."""
-
-    def show(running: Sequence[Job]) -> None:
-        print(f"running: {'; '.join(f'{job.name} {job.progress()}' for job in running)}", flush=True)
-
     failed = []
-    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments, watch=show), start=1):
+    for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments), start=1):
         state = job.state() + (" already, left alone" if status is None else "")
         print(f"[{number}/{len(jobs)}] {state} {job.name} ({seconds:.0f} s)", flush=True)
         if status is not None and state != "finished":

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 
-from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import add_options, checked, declared, from_parsed, option, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser
 from timm_moe_dg.cli.values import json_object, key_value, position_or_name, positive_int
@@ -145,14 +144,3 @@ def test_keywords_that_cannot_work_are_named(keywords):
 def test_an_unknown_keyword_is_answered_with_the_nearest():
     with pytest.raises(OptionError, match=r"^stebs=1: finetune has no such option; did you mean steps\?"):
         checked("finetune", Toy, {"stebs": 1})
-
-
-def test_a_misspelled_recipe_is_answered_with_the_nearest():
-    with pytest.raises(ArgumentError, match=r"^config='gmoe_smal': .*; did you mean gmoe_small\?"):
-        parse_arguments(load_tool("finetune").build_parser(), ["-c", "gmoe_smal"])
-
-
-def test_a_plan_given_as_a_recipe_names_the_option_to_use():
-    tool = load_tool("sweep")
-    with pytest.raises(ArgumentError, match="recipe='digits': is a plan; give it as --config"):
-        tool.read_sweep(tool.build_parser().parse_args(["--recipe", "digits"]))

@@ -7,11 +7,9 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown import markdown as rendered
 
-from tests.hub.published import CARDS, card_of_run, fine_tuned, write_run
+from tests.hub.published import card_of_run, fine_tuned
 from tests.hub_server import card_mistakes
 from timm_moe_dg.cli.text import code, csv_cell, csv_path, duration, markdown, one_line
-from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import fill_from_run, load_folder
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -91,17 +89,6 @@ def test_a_card_whose_names_are_hostile_has_no_markup_of_theirs(tmp_path):
     assert elements.cells[elements.cells.index("Classes") + 1] == f"{len(HOSTILE)}: {', '.join(HOSTILE)}"
     assert {one_line(name) for name in domains} <= set(elements.cells)
     assert "25.0 (![g](x))" in elements.cells
-
-
-def test_figures_of_a_folder_of_their_own_are_sent_and_shown(tmp_path):
-    run = write_run(tmp_path / "given")
-    (run / "figures").mkdir()
-    (run / "learning_curves.png").rename(run / "figures" / "map of [x].png")
-    (tmp_path / "folder").mkdir()
-    origin = fill_from_run(tmp_path / "folder", run)
-    card = write_card(tmp_path / "folder", load_folder(tmp_path / "folder"), "a/b", origin, CARDS)
-    assert (tmp_path / "folder" / "figures" / "map of [x].png").is_file()
-    assert "![map of &#91;x&#93;](figures/map%20of%20%5Bx%5D.png)" in card.text
 
 
 def test_durations_have_the_unit_that_fits():

@@ -8,7 +8,6 @@ would be published are `test_damaged_files.py`'s, and paths that lead out of a f
 import json
 import os
 import pickle
-import re
 import shutil
 import zipfile
 from contextlib import suppress
@@ -21,11 +20,9 @@ import torch
 import yaml
 from PIL import Image
 
-from tests.hub.published import write_run
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import run as toy_run
-from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.errors import ImageReadError, MoeDgError
+from timm_moe_dg.errors import MoeDgError
 from timm_moe_dg.layers.encoders.pretrained import load_satclip
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import Checkpoints, read_checkpoint
@@ -54,26 +51,18 @@ def as_array(path, content):
         np.save(file, np.array(content, dtype=object), allow_pickle=True)
 
 
-def as_arrays(path, content):
-    with path.open("wb") as file:
-        np.savez(file, **{"head.weight": np.array(content, dtype=object)})
-
-
 PICKLES = {
     "pickle": lambda path, content: path.write_bytes(pickle.dumps(content)),
     "torch": lambda path, content: torch.save(content, path),
     "older torch": lambda path, content: torch.save(content, path, _use_new_zipfile_serialization=False),
     "zip": zipped,
     "array": as_array,
-    "arrays": as_arrays,
 }
 COMMAND = f"open({CANARY!r}, 'w')"
 TAGS = [
     f"!!python/object/apply:os.mkdir [{CANARY}]",
     f'!!python/object/apply:builtins.exec ["{COMMAND}"]',
-    f"!!python/object/new:os.mkdir [{CANARY}]",
     f"steps: !!python/object/apply:os.mkdir [{CANARY}]",
-    f"? !!python/object/apply:os.mkdir [{CANARY}]\n: 1",
 ]
 JINJA = f"{{{{ cycler.__init__.__globals__.os.mkdir({CANARY!r}) }}}}"
 
@@ -120,7 +109,6 @@ OBEYING = {
     "older torch": lambda path: torch.load(path, weights_only=False),
     "zip": lambda path: pickle.loads(zipfile.ZipFile(path).read("archive/data.pkl")),
     "array": lambda path: np.load(path, allow_pickle=True),
-    "arrays": lambda path: np.load(path, allow_pickle=True)["head.weight"],
 }
 
 
@@ -153,7 +141,6 @@ def sprung():
 READERS = {
     "finetune": ("w.pth", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "finetune safetensors": ("w.safetensors", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
-    "finetune npz": ("w.npz", lambda path: run("finetune", "--initial-checkpoint", path, *FINETUNE)),
     "satclip": ("encoder.ckpt", lambda path: refused(load_satclip, path)),
 }
 FINETUNE = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "depth=2", "moe_layers=(1,)", "--workers", 0]
@@ -207,12 +194,8 @@ def test_yaml_runs_nothing(data, place, text):
 
 WORDS = [
     ("finetune", "--model-kwargs", f"depth={COMMAND}"),
-    ("finetune", "--model-kwargs", f"depth=__import__('os').mkdir({CANARY!r})"),
     ("finetune", "--model", f"$(touch {CANARY})"),
-    ("finetune", "--experiment", f"`touch {CANARY}`", "--model", "none"),
     ("sweep", "--datasets", "rotated_digits", "--models", f"{{'model': {COMMAND}}}", "--dry-run"),
-    ("sweep", "--datasets", f"x; touch {CANARY}", "--dry-run"),
-    ("export", "--model", f"local-dir:;touch {CANARY}"),
     ("predict", "--model", "none", f"| touch {CANARY}"),
 ]
 
@@ -226,12 +209,9 @@ def test_words_run_nothing(words):
 # Fields of config.json that timm, or another reader of such files, would follow
 FIELDS = [
     {"architecture": "os.system"},
-    {"architecture": f"{COMMAND}"},
     {"architecture": f"../{CANARY}"},
     {"model_args": {"act_layer": "os.mkdir"}},
-    {"model_args": {"norm_layer": f"{COMMAND}"}},
     {"model_args": {"mlp_layer": {"__class__": "os.mkdir", "args": [CANARY]}}},
-    {"pretrained_cfg": {"custom_load": True, "file": "trap.pth"}},
     {"pretrained_cfg": {"custom_load": "hf", "hf_hub_filename": "trap.pth", "file": "trap.pth"}},
     {"pretrained_cfg": {"url": "file:trap.pth", "source": "url"}},
     {"auto_map": {"AutoModel": "modeling.Trap"}, "trust_remote_code": True},
@@ -273,33 +253,12 @@ def test_an_image_starts_no_program(best, place, name):
     assert f"{name},,,unreadable" in (place / "out.csv").read_text()
 
 
-@pytest.mark.parametrize("name", sorted(IMAGES))
-def test_an_image_of_any_number_of_bands_starts_no_program(place, name):
-    (place / name).write_bytes(IMAGES[name])
-    with pytest.raises(ImageReadError, match=re.escape(name)):
-        read_pixels(str(place / name), 3)
-    assert not sprung()
-
-
 def test_an_image_that_would_start_a_program_does_so_in_pillow(place):
     """What `decoders` keeps out; it could be left out if this failed."""
     (place / "a.jpg").write_bytes(IMAGES["a.jpg"])
     with Image.open(place / "a.jpg") as image, suppress(OSError):
         image.load()
     assert sprung()
-
-
-@pytest.mark.slow  # a whole card
-def test_names_run_nothing_in_cards_pages_and_tables(place):
-    names = (JINJA, "${7*7}", f"=cmd|' /C touch {CANARY}'!A0", f"`touch {CANARY}`", "<img src=x onerror=alert(1)>")
-    write_run(place / "run", classes=names, domains=list(names[:3]))
-    (place / "run" / "done").write_text("done")
-    run("push_to_hub", place / "run", "--repo-id", "owner/name", "--dry-run", "--output", "card")
-    assert "<img src=x" not in (place / "card/hub/owner--name/README.md").read_text()
-    run("report", place / "run", "--output", "page.html")
-    assert all("<img src=x" not in path.read_text() for path in [*place.rglob("*.html"), *place.rglob("*.md")])
-    assert list(place.rglob("*.html"))
-    assert not sprung()
 
 
 @pytest.mark.parametrize("linked", ["best", "best_oracle", "checkpoints"])

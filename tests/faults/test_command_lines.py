@@ -1,6 +1,5 @@
 """Odd command lines: each ends with one line that names the option, its value and what to do; nothing is written."""
 
-import csv
 import json
 import os
 import re
@@ -23,17 +22,11 @@ FINETUNE = ["--dataset", "folder", "--model", "gmoe_tiny_patch16", "--img-size",
 # Model arguments -> what the line says
 MODEL_KWARGS = [
     ({"num_heads": "5"}, r"cannot be built with .*'num_heads': 5.*divisible by num_heads.*change --model-kwargs"),
-    ({"num_heads": "0"}, r"cannot be built with .*'num_heads': 0.*ZeroDivisionError"),
     ({"patch_size": "0"}, r"cannot be built with .*'patch_size': 0.*ZeroDivisionError"),
-    ({"patch_size": "(8,)"}, r"cannot be built with .*'patch_size': \(8,\)"),
-    ({"embed_dim": "0"}, r"cannot be built with .*'embed_dim': 0"),
-    ({"pos_embed": "x"}, r"cannot be built with .*'pos_embed': 'x'"),
     ({"class_token": "False"}, r"cannot be built with .*'class_token': False.*needs the class token"),
-    ({"global_pool": "x"}, r"cannot be built with .*'global_pool': 'x'"),
     ({"in_chans": "1"}, r"in_chans=1: images are read as RGB, 3 channels; leave it out"),
     ({"top_k": "1.5"}, r"top_k=1\.5: choose 1 to num_experts=6"),
     ({"drop_path_rate": "2"}, r"drop_path_rate=2: give a rate from 0 to below 1"),
-    ({"drop_path_rate": "x"}, r"drop_path_rate='x': give a rate"),
     ({"num_experts": "2.5"}, r"model_kwargs=.*'num_experts': 2\.5"),
 ]
 
@@ -48,41 +41,20 @@ ROWS = [
     ("predict", "--model local-dir:{best} {data} --output out", r"output=.out.: holds kept, and no _job.json"),
     ("predict", "--model local-dir:{best} {data} --output new --force", r"force=True: parts are never replaced"),
     ("predict", "--model local-dir:{best} {data} --shard 1/2", r"output=None: one process writes a table; several"),
-    *(
-        (
-            "predict",
-            f"--model local-dir:{{best}} {{data}} --output new --shard={share}",
-            "is not of the form I/N with I",
-        )
-        for share in ("0/0", "5/3", "3/3", "-1/3", "1", "a/b", "1/2/3")
-    ),
     ("predict", "--model local-dir:{best} {file}/x.csv", r"no such file, or no image below or matching it"),
-    ("evaluate", "--model local-dir:{best} -j -1", r"-j/--workers: '-1' is not a whole number from 0 to 2147483647"),
     ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),
     ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
-    ("finetune", "--steps 2147483648", r"--steps: '2147483648' is not a whole number from 1 to 2147483647"),
     ("finetune", "--model a/b", r"model='a/b': Model name 'a/b' has no source prefix"),
     ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
-    (
-        "finetune",
-        "--experiment /abs",
-        r"--experiment: '/abs' must be a relative path of at most 240 bytes, without '\.\.'",
-    ),
-    ("finetune", "--experiment a/../../up", r"--experiment: 'a/../../up' must be a relative path"),
-    ("finetune", f"--experiment {256 * 'x'}", r"--experiment: 'x*' must be .* of at most 240 bytes"),
-    ("finetune", "--experiment \x1b[0m", r"--experiment: '\\x1b\[0m' must be .* control characters"),
     ("finetune", f"--resume {256 * 'x'}", r"File name too long: 'x*/args\.yaml'; check the path"),
     ("report", 256 * "x", r"File name too long: "),
     ("sweep", "-c {file} --dry-run", r"config='.*': cannot be read as YAML"),
-    ("sweep", "--recipe {file} --dry-run", r"recipe='.*': cannot be read as YAML"),
     ("sweep", "--datasets folder --data-dir {data} --output {file}", r"output='.*': is a file; give the folder of all"),
-    ("sweep", "--datasets folder --data-dir {data} --output {file} --status", r"output='.*': is a file"),
     (
         "sweep",
         "--datasets rotated_digits --models {{1,2}} --dry-run",
         r"models=\{1, 2\}: is neither a name nor a table",
     ),
-    ("push_to_hub", "--upcycled gmoe_tiny_patch16 --repo-id a/b --seed 99999999999", r"--seed: '99999999999' is not a"),
 ]
 
 
@@ -147,16 +119,6 @@ def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, m
     assert r"a\x1b[2J\nb.png" in captured.out
     assert r"unreadable: 1 of 3 images: ./\x1b[0m.png" in caplog.text
     assert captured.out.replace("\n", "").isprintable()
-
-
-def test_names_are_no_formulas_in_predictions(best, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (8, 8)).save("=1+2.png")
-    load_tool("predict").main(["--model", f"local-dir:{best}", "=1+2.png", "-j", "0", "--output", "out.csv"])
-    with open("out.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row["path"] == "./=1+2.png"
-    assert os.path.samefile(row["path"], "=1+2.png")
 
 
 @pytest.mark.slow

@@ -24,13 +24,9 @@ from timm_moe_dg.storage.run_folder import read_checkpoint
 
 CONFIGS = [
     ({"architecture": 5}, r"architecture=5: must be a model's name"),
-    ({"architecture": None}, r"architecture=None: must be a model's name"),
-    ({"architecture": ["x"]}, r"architecture=\['x'\]: must be a model's name"),
     ({"model_args": [1, 2]}, r"model_args=\[1, 2\]: must be a table"),
-    ({"model_args": None}, r"model_args=None: must be a table"),
     ({"pretrained_cfg": None}, r"pretrained_cfg=None: must be a table"),
     ({"label_names": "cd"}, r"label_names='cd': must be a list of class names"),
-    ({"label_names": 5}, r"label_names=5: must be a list of class names"),
     ({"label_names": [["a"], ["b"]]}, r"label_names=.*: must be a list of class names"),
     ({"label_names": {"a": "x", "b": "y"}}, r"label_names=.*: must be a list of class names, or a table"),
     ({"expert_mode": 5}, r"expert_mode=5: must be 'routed' or 'shared'"),
@@ -38,7 +34,6 @@ CONFIGS = [
 TEXTS = [
     (b"", "cannot be read as JSON"),
     (b"[]", "holds no JSON object"),
-    (b"null", "holds no JSON object"),
     (bytes(range(256)), "cannot be read as JSON .*utf-8"),
     (b"[" * 100_000, "cannot be read as JSON .*recursion"),
 ]
@@ -68,14 +63,11 @@ def test_a_configuration_is_a_json_object(copy, content, message):
 CHECKPOINTS = [
     {"head.weight": 5},
     {"model_dict": [1]},
-    {"model_dict": None},
-    {"state_dict": None},
     {"head.weight": "x", "patch_embed.proj.weight": "y"},
     {"head.weight": torch.tensor(5.0)},
     {1: torch.zeros(2)},
     [1, 2],
     None,
-    torch.zeros(3),
 ]
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
@@ -106,34 +105,8 @@ def test_a_running_job_is_not_started_twice_even_if_its_parent_was_killed(tmp_pa
     wait_for(lambda: job.state() == "incomplete")
 
 
-# Ends when two jobs have begun, and writes the seconds at which it began and ended
-COMPANION = """
-import pathlib, sys, time
-times = pathlib.Path(sys.argv[1])
-begun = time.time()
-times.touch()
-while len(list(times.parent.glob("*.times"))) < 2:
-    time.sleep(0.02)
-times.write_text(f"{begun} {time.time()}")
-"""
-
-
 def script_job(tmp_path, script, *words, name="a"):
     return Job(name, (sys.executable, "-c", script, *map(str, words)), tmp_path / name, tmp_path / f"{name}.log")
-
-
-@pytest.mark.slow
-def test_as_many_at_a_time_as_there_are_slots(tmp_path):
-    files = {name: tmp_path / f"{name}.times" for name in "abcde"}
-    jobs = [script_job(tmp_path, COMPANION, file, name=name) for name, file in files.items()]
-    ended = [(job.name, status) for job, status, _ in run_jobs(jobs, [{}, {}])]
-    assert sorted(ended) == [(name, 0) for name in "abcde"]
-    events = []
-    for file in files.values():
-        start, end = map(float, file.read_text().split())
-        events += [(start, 1), (end, -1)]
-    at_once = list(accumulate(change for _, change in sorted(events)))
-    assert max(at_once) == 2
 
 
 def test_one_failure_does_not_stop_the_rest_and_each_slot_has_its_environment(tmp_path):
@@ -191,20 +164,6 @@ def test_how_far_a_job_is_follows_from_its_last_evaluation(tmp_path):
     assert job.progress() == "101 of 301 steps, about 7 min left"
     (job.folder / "results.jsonl").write_text("\n".join(lines) + '\n{"st')
     assert job.progress() == "no evaluation yet"
-
-
-def test_running_jobs_are_shown_now_and_then(tmp_path):
-    jobs, seen = [make_job(tmp_path, name, seconds=1.0) for name in "ab"], []
-    list(run_jobs(jobs, [{}, {}], watch=lambda going: seen.append({job.name for job in going}), watch_every=0.0))
-    assert {"a", "b"} in seen
-
-
-def test_a_log_that_is_no_text_is_no_trouble(tmp_path):
-    job = make_job(tmp_path)
-    job.log.parent.mkdir()
-    for text in (b"\xff\xfe", b"sweep: exit status ?", b""):
-        job.log.write_bytes(text)
-        assert job.state() == "incomplete"
 
 
 def test_a_notice_to_every_process_of_a_job_ends_none(tmp_path):

@@ -14,8 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.invented import make_record
 from timm_moe_dg.errors import ArgumentError, StorageError
-from timm_moe_dg.finetuning import messages
-from timm_moe_dg.finetuning.messages import RunLog, StepBar, domain_table, start_trackers, tracker_errors_logged
+from timm_moe_dg.finetuning.messages import RunLog, domain_table, start_trackers, tracker_errors_logged
 
 LOGGER = logging.getLogger("timm_moe_dg.anything")
 ARGS = {"model_kwargs": {"moe_layers": (8, 10)}, "test_domains": [1], "lr": 0.1}
@@ -124,36 +123,10 @@ def test_runs_of_one_name_in_two_folders_are_two_to_weights_and_biases(tmp_path)
     assert tables[0]["id"] == tables[2]["id"] != tables[1]["id"]
 
 
-def test_a_pipe_gets_a_line_a_minute(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(messages.time, "monotonic", lambda: clock[0])
-    for hidden in (False, True):
-        bar = StepBar(range(4, 10), "net", hidden=hidden)
-        for step in bar:
-            clock[0] += 25
-            bar.show(step, loss=0.5)
-    assert capsys.readouterr().err.splitlines() == [
-        "net: 7/10 steps, loss 0.5000, about 75 s left",
-        "net: 10/10 steps, loss 0.5000, about 0 s left",
-    ]
-
-
 def test_splits_without_images_have_no_number():
     record = replace(make_record(), out_acc=(0.6, math.nan, 0.4))
     table = domain_table(record, ["art", "cartoon", "photo"])
     assert [line.split()[2:] for line in table.splitlines() if "cartoon" in line] == [["0.8000", "-"]]
-
-
-def test_validation_on_held_out_groups_is_labeled_oracle_in_the_log():
-    scores = {"accuracy": 0.5, "worst_accuracy": 0.5, "f1_macro": 0.5, "worst_group": "b", "num_samples": {"b": 1}}
-    facts = [["train", "a", "official"], ["ood", "b", "official"], ["train", "c", "official"]]
-    args = {**make_record().args, "domain_facts": facts, "split_sizes": [[3, 1]] * 3}
-    record = replace(make_record(roles={"ood": scores, "ood_val": scores}), args=args)
-    lines = domain_table(record, ["a", "b", "c"]).splitlines()
-    assert [line.strip().partition(":")[0] for line in lines[5:7]] == ["ood", "ood_val (held-out groups"]
-    assert "oracle): accuracy 0.5000" in lines[6]
-    facts[0][1] = "b"
-    assert "oracle" not in domain_table(record, ["a", "b", "c"])
 
 
 def test_names_cannot_move_the_cursor_or_reverse_text():

@@ -20,7 +20,6 @@ from timm_moe_dg.finetuning.model import (
     set_expert_mode,
 )
 from timm_moe_dg.finetuning.processes import process_state_kept
-from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.protocols.options import RunOptions
 
 SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -73,11 +72,6 @@ def test_two_compiled_runs_of_one_process_have_programs_of_their_own(tmp_path, m
             minibatches = [(torch.randn(2, 3, 16, 16), torch.tensor([0, 1]))] * len(plan.training)
             losses = training.algorithm.take_step(training.training, minibatches)
             assert losses["loss"].isfinite()
-
-
-def test_sizes_between_patches_are_refused():
-    with pytest.raises(ArgumentError, match=r"^img_size=40: .*give 32 or 48"):
-        build_network("deit_tiny_patch16_224", 3, img_size=40, model_kwargs=SIZE)
 
 
 class Experts(nn.Module):
@@ -137,14 +131,6 @@ def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):
     prepare_network(plan_of(tmp_path, *MOGE, *data))
     assert "moge_tiny starts from random weights with metadata_drop=0.5" in caplog.text
     assert "add --model-kwargs metadata_drop=0.0, or --pretrained" in caplog.text
-
-
-def test_photographs_from_random_weights_are_warned_of_and_built_in_digits_are_not(tmp_path, caplog):
-    plan = plan_of(tmp_path, "--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)")
-    prepare_network(plan)
-    assert "random weights; add" not in caplog.text
-    prepare_network(replace(plan, benchmark=replace(plan.benchmark, image_size=None)))
-    assert "gmoe_tiny_patch16 starts from random weights; add --pretrained" in caplog.text
 
 
 @pytest.mark.parametrize("pretrained", [False, True])

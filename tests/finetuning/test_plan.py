@@ -18,7 +18,7 @@ from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError, MoeDgError
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.messages import describe
-from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in, wanted_trackers
+from timm_moe_dg.finetuning.plan import check_trackers, config_hparams, fill_in
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import RunOptions, run_parser
 from timm_moe_dg.protocols.run_identity import differences, settings
@@ -33,10 +33,9 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
         (tmp_path / domain / label).mkdir(exist_ok=True)
     text = describe(plan_of(tmp_path, *data, "--test-domains", "b", "--dry-run"))
     rows = [line.split() for line in text.splitlines() if line.split()[0] in ("class", "cat", "dog", "owl")]
-    assert rows[0] == ["class", "training", "validation", "held", "out", "a", "b"]
+    assert rows[0] == ["class", "training", "validation", "held", "out"]
     assert [sum(map(int, row[1:4])) for row in rows[1:]] == [7, 5, 3]
-    assert [row[4:] for row in rows[1:]] == [["5", "2"], ["5", "0"], ["0", "3"]]
-    assert rows[3][:4] == ["owl", "0", "0", "3"]
+    assert rows[3] == ["owl", "0", "0", "3"]
     assert "\noptimizer: adam, learning rate " in text
     assert "no training image is of the classes 'owl'" in caplog.text
     assert not {"class", "optimizer:"} & set(describe(plan_of(tmp_path, *data)).split())
@@ -59,28 +58,6 @@ def test_weights_that_were_trained_on_what_this_run_tests_or_validates_with_are_
         assert all(text in caplog.text for text in said)
     (tmp_path / "first" / "args.yaml").write_text("format: 99")  # of something else
     plan_of(tmp_path, *words, "rot_75", "--initial-checkpoint", str(weights))
-
-
-def test_the_launchers_precision_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    plan = plan_of(tmp_path, "--dataset", "rotated_digits", "--model", "test_vit")
-    assert plan.folder.args["mixed_precision"] == plan.record_args["mixed_precision"] == "bf16"
-
-
-def test_long_tables_are_cut_and_few_images_need_few_steps(tmp_path):
-    names = product(range(10), range(13), range(2))
-    files = [f"hospital_north_{domain}/adenocarcinoma_of_the_colon_grade_{n}/P{k}_{n}.png" for domain, n, k in names]
-    words = [*image_folder(tmp_path, *files), "--group-column", r"(\d)/.*(P\d+)_", "--dry-run"]
-    lines = describe(plan_of(tmp_path, *words)).splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("  class"))
-    assert lines[start].split()[-2:] == ["hosp..th_6", "hosp..th_7"]
-    assert lines[start + 1].split()[0] == "adenocarc..n_grade_0"
-    assert lines[start + 13].split()[0] == "all"
-    assert lines[start + 14 : start + 16] == ["  the 12 rarest of 13 classes", "  the 8 first of 10 domains"]
-    epoch = 13 / 32  # one group of two goes out
-    steps = max(round(100 * epoch), 300) + 1
-    assert f"5001 steps are many for so few images; --steps {steps} are {steps / epoch:.0f} epochs" in lines[-2]
-    assert not any("are many" in line for line in describe(plan_of(tmp_path, *words, "--steps", "602")).splitlines())
 
 
 def test_a_benchmark_of_shared_photographs_decides_how_they_are_split(tmp_path):
@@ -158,10 +135,8 @@ def test_what_is_said_beforehand_is_what_is_planned(tmp_path):
     [
         ("epochs", ["--epochs", "2", "--steps", "3"]),
         ("label_smoothing", ["--algorithm", "IRM", "--label-smoothing", "0.1"]),
-        ("class_weights", ["--algorithm", "IRM", "--class-weights", "balanced"]),
         ("class_weights", ["--class-weights", "balanced", "--grad-accum-steps", "2"]),
         ("sched", ["--algorithm", "RDM", "--sched", "cosine"]),
-        ("warmup_steps", ["--algorithm", "RDM", "--warmup-steps", "1"]),
         ("layer_decay", ["--algorithm", "RDM", "--layer-decay", "0.7"]),
         ("min_lr", ["--min-lr", "1e-5"]),
         ("momentum", ["--momentum", "0.5"]),
@@ -172,12 +147,10 @@ def test_what_is_said_beforehand_is_what_is_planned(tmp_path):
         ("linear_steps", ["--linear-steps", "4", "--freeze", "backbone"]),
         ("test_domains", ["--test-domains", *"012345"]),
         ("test_domains", ["--test-domains", "6"]),
-        ("test_domains", ["--dataset", "geo_digits", "--test-domains", "asia"]),
         ("dataset", ["--dataset", "PASC"]),
         ("algorithm", ["--algorithm", "ERMM"]),
         ("hparams", ["--hparams", '{"rate": 1}']),
         ("num_classes", ["--num-classes", "3"]),
-        ("holdout_fraction", ["--holdout-fraction", "1.5"]),
     ],
 )
 def test_options_that_do_nothing_or_contradict_the_data_are_refused(argument, words, tmp_path):
@@ -239,11 +212,6 @@ def test_what_was_left_open_is_filled_in_and_named_and_nothing_else_changes():
     assert fill(replace(given, trial_seed=1)).seed != filled.seed
 
 
-def test_trackers_are_those_switched_on():
-    assert wanted_trackers(RunOptions()) == []
-    assert wanted_trackers(RunOptions(log_wandb=True)) == ["wandb"]
-
-
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named(name, monkeypatch):
     monkeypatch.setattr(planning, "find_spec", lambda other: None if other == name else True)
@@ -259,11 +227,3 @@ def test_weights_and_biases_needs_a_key_or_is_offline(monkeypatch):
         check_trackers(["wandb"])
     monkeypatch.setenv("WANDB_MODE", "offline")
     check_trackers(["wandb"])
-
-
-def test_the_description_escapes_names_of_folders(tmp_path):
-    domains = ("a\x1b[31m", "b\nc", "\u202egnp")
-    data = image_folder(tmp_path, *(f"{domain}/x/{number}.png" for domain in domains for number in range(5)))
-    text = describe(plan_of(tmp_path, *data))
-    assert all(name in text for name in (r"  a\x1b[31m ", r"  b\nc ", r"  \u202egnp "))
-    assert text.replace("\n", "").isprintable()

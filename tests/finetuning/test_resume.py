@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 from safetensors.torch import save_file
 from torch import ones
@@ -22,7 +21,6 @@ from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.resume import lock_folder, nothing_to_do, parse_resumable, run_to_resume
 from timm_moe_dg.finetuning.run import FineTuning
 from timm_moe_dg.protocols.options import RunOptions, run_parser
-from timm_moe_dg.protocols.run_identity import stamp
 from timm_moe_dg.storage.files import is_owned, lock_file, owned
 
 
@@ -58,18 +56,6 @@ def test_an_average_of_runs_is_not_resumed(tmp_path):
     (run / "args.yaml").write_text("average_method: uniform\naverage_sha256: [a]\n")
     with pytest.raises(ArgumentError, match="'average_method' is not an option"):
         parse_resumable(run_parser(), ["--resume", str(run), "--steps", "9"])
-
-
-def test_test_domains_of_a_finished_run_are_compared_by_position(tmp_path):
-    run = begun(tmp_path, "finished", 10, done=True)
-    digests = [{"name": name} for name in ("art", "photo")]
-    (run / "args.yaml").write_text(yaml.safe_dump({"test_domains": [0], "domain_digests": digests, **stamp()}))
-
-    def line(name):
-        return nothing_to_do(parse_resumable(run_parser(), ["--resume", str(run), "--test-domains", name]))
-
-    assert line("art") == line("0") == f"{run} is finished: nothing to do"
-    assert line("photo").endswith("nothing to do; ignored: test_domains=[1]")
 
 
 def test_the_lock_of_a_run_killed_at_its_last_file_is_removed_by_the_next_command(tmp_path):
@@ -201,11 +187,6 @@ def test_a_run_owns_its_folder_and_nothing_is_left_of_one_that_wrote_nothing(tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_owns_nothing(tmp_path, planned, processes):
-    with owned(tmp_path / "a"), lock_folder(planned(tmp_path, "a", dry_run=True), processes):
-        pass
-
-
 def test_a_given_name_that_is_taken_is_refused(tmp_path, planned, processes):
     plan = planned(tmp_path, "a")
     with owned(tmp_path / "a"), pytest.raises(FolderInUseError, match="is in use by"), lock_folder(plan, processes):
@@ -214,11 +195,6 @@ def test_a_given_name_that_is_taken_is_refused(tmp_path, planned, processes):
     (tmp_path / "a" / "notes.txt").write_text("filled after the plan was made")
     with pytest.raises(ArgumentError, match="holds files of another run"), lock_folder(plan, processes):
         pass
-
-
-def test_names_that_are_made_up_in_one_second_differ(tmp_path, planned):
-    first, second = (planned(tmp_path).options.experiment for _ in range(2))
-    assert first != second
 
 
 def test_where_the_main_process_is_refused_the_others_end(tmp_path, planned, monkeypatch):

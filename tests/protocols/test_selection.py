@@ -18,9 +18,7 @@ from timm_moe_dg.protocols.selection import (
     leave_one_domain_out_cv,
     oracle,
     reported_accuracy,
-    selection_remark,
     summary,
-    tied_with_selected,
     training_domain_validation,
     transfer_accuracy,
     validates_on_test_groups,
@@ -198,14 +196,6 @@ def test_validation_on_held_out_groups_of_the_test_is_an_oracle(facts, validated
     assert validates_on_test_groups(known) == oracle
 
 
-def test_ties_are_those_of_the_selected_record():
-    records = [invented(step, (0.0, value, 0.5)) for step, value in enumerate((0.25, 0.5, 0.25, 0.5))]
-    assert tied_with_selected(records) == [records[1], records[3]]
-    averaged = replace(records[0], averaged=True)
-    assert tied_with_selected([*records, averaged]) == [averaged]
-    assert len(tied_with_selected([invented(step, (0.0, nan, nan)) for step in range(2)])) == 2
-
-
 SIZES = {**ARGS, "split_sizes": [[400, 200], [300, 5], [400, 100]]}
 OOD = {
     "accuracy": 0.53,
@@ -240,16 +230,6 @@ def test_numbers_of_images_and_all_groups_of_a_tie():
     assert counted(3, 1.0) == " (3 images, 95% interval 44 to 100%)"
     assert counted(1, 0.0) == " (1 image, 95% interval 0 to 79%)"
     assert (counted(100, 0.5), counted(0, nan), counted(None, 0.5)) == (" (100 images)", "", "")
-
-
-def test_a_tie_and_the_first_step_are_said():
-    first, tied, worse = make_record(step=0), make_record(step=300), make_record(step=600, out_acc=(0.1, 0.5, 0.1))
-    early = "the selected network is that of step 0, which has taken one training step"
-    equal = "evaluations, of steps 0 to 300, have the same validation accuracy, and the earliest is selected, as in"
-    assert selection_remark([first, tied, worse]) == f"2 {equal} DomainBed; {early}"
-    assert selection_remark([first, worse]) == early
-    assert selection_remark([worse, tied]) is None
-    assert selection_remark([first]) is None  # a run with one evaluation has no choice
 
 
 def test_the_whole_domain_weighs_images_alike():

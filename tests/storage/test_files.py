@@ -318,7 +318,7 @@ def try_at_once(folder, barrier, owners):
 
 @pytest.mark.slow
 def test_of_many_that_start_at_once_one_is_the_owner(tmp_path):
-    for _ in range(10):
+    for _ in range(3):
         barrier, owners = FORK.Barrier(6), FORK.Value("i", 0)
         processes = [
             FORK.Process(target=try_at_once, args=(tmp_path / "runs" / "a", barrier, owners)) for _ in range(6)

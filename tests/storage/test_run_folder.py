@@ -4,7 +4,6 @@ import csv
 import errno
 import math
 import os
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -37,11 +36,6 @@ def failing(folder):
 
 def at(step, *out_acc):
     return make_record(step=step, out_acc=out_acc)
-
-
-def test_nothing_is_created_before_the_first_evaluation(tmp_path):
-    RunFolder(tmp_path / "runs" / "a", SETTINGS)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_a_run(tmp_path):
@@ -127,13 +121,6 @@ def test_failure_while_replacing_best_keeps_the_one_before(tmp_path):
     assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
 
 
-def test_empty_folder_may_be_used(tmp_path):
-    (tmp_path / "a").mkdir()
-    folder = RunFolder(tmp_path / "a", SETTINGS)
-    folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
-    assert (folder.path / "best" / "model").exists()
-
-
 @pytest.mark.parametrize(("name", "state"), [("done", "a finished run"), ("notes.txt", "files of another run")])
 def test_folder_of_another_run_is_refused(tmp_path, name, state):
     (tmp_path / "a").mkdir()
@@ -149,14 +136,6 @@ def test_a_folder_that_is_filled_while_the_run_starts_is_not_replaced(tmp_path):
     with pytest.raises(StorageError, match=r"was filled by something else while the run was starting"):
         folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
     assert (tmp_path / "a" / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_run_whose_folder_vanishes_is_not_finished(tmp_path):
-    folder = RunFolder(tmp_path / "a", SETTINGS)
-    folder.add(at(0, 0.5, 0.5, 0.5), saving("x"))
-    shutil.rmtree(tmp_path / "a")
-    with pytest.raises(StorageError, match=r"done.*cannot be written"):
-        folder.finish()
 
 
 def test_columns_of_the_summary_keep_their_order_when_records_are_read_back():
@@ -324,14 +303,3 @@ def test_a_run_folder_that_was_removed_does_not_come_back(tmp_path):
     with pytest.raises(StorageError, match="No such file"):
         Checkpoints(tmp_path / "removed" / "checkpoints").save(1, {})
     assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch, caplog):
-    def refuse(path, missing_ok=False):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
-    for step in (1, 2, 3):
-        Checkpoints(tmp_path).save(step, {"step": step})
-    assert "step-000001.pt': cannot be deleted (Input/output error); delete it by hand" in caplog.text
-    assert Checkpoints(tmp_path).newest() == {"step": 3}

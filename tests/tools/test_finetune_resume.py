@@ -126,14 +126,6 @@ def test_a_run_that_ends_while_it_is_calibrated_is_completed(whole, unfinished, 
     assert (unfinished / "best" / CALIBRATION).read_bytes() == (whole / "best" / CALIBRATION).read_bytes()
 
 
-def test_a_changed_argument_is_named_and_nothing_is_touched(unfinished, tool):
-    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
-    for argument, value in (("lr", "0.01"), ("averaging", "swad"), ("steps", "20")):
-        with pytest.raises(SystemExit, match=f"ArgumentError: {argument}="):
-            tool.main(["--resume", str(unfinished), f"--{argument}", value])
-    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
-
-
 @pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005.pt"])
 def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfinished, tool, monkeypatch, file):
     if file == "args.yaml":

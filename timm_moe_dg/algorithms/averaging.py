@@ -48,48 +48,50 @@ class Averaging(Tunable, ABC):
         return None
 
 
-class ExponentialAverage(Averaging):
-    """Exponential moving average: average += (1 - decay) * (weights - average) after every step, buffers copied."""
+class RunningAverage(Averaging):
+    """Base of averages that move toward the weights after every step, with buffers copied. Evaluations use them."""
+
+    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
+        super().__init__(network, hparams)
+        self.average = frozen_copy(network)
+
+    @abstractmethod
+    def share(self, step: int) -> float:
+        """Returns the share of the weights after a step: average += share * (weights - average)."""
+
+    def update(self, network: nn.Module, step: int) -> None:
+        """Moves the average toward the weights."""
+        move(self.average, network.parameters(), self.share(step))
+        copy_buffers(network, self.average)
+
+    def during(self) -> nn.Module:
+        """Returns the average."""
+        return self.average
+
+
+class ExponentialAverage(RunningAverage):
+    """Exponential moving average, with a share of 1 - decay after every step."""
 
     HPARAMS = MappingProxyType({"ema_decay": 0.9998})
     RANGES = MappingProxyType({"ema_decay": SHARE})
 
-    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
-        super().__init__(network, hparams)
-        self.average = frozen_copy(network)
-
-    def update(self, network: nn.Module, step: int) -> None:
-        """Moves the average toward the weights."""
-        move(self.average, network.parameters(), 1 - self.hparams["ema_decay"])
-        copy_buffers(network, self.average)
-
-    def during(self) -> nn.Module:
-        """Returns the average."""
-        return self.average
+    def share(self, step: int) -> float:
+        """Returns 1 - decay."""
+        return 1 - self.hparams["ema_decay"]
 
 
-class MovingAverage(Averaging):
-    """Simple moving average: the mean of the weights after step `sma_start_iter` and every later one, buffers copied.
+class MovingAverage(RunningAverage):
+    """Simple moving average: the mean of the weights after step `sma_start_iter` and every later one.
 
-    Steps are counted from 1. Before the start the average equals the trained network. Evaluations use the average
-    (Arpit et al., NeurIPS 2022, arXiv:2110.10832; their released code also counts the weights before the start).
+    Steps are counted from 1. Before the start the average equals the trained network (Arpit et al., NeurIPS 2022,
+    arXiv:2110.10832; their released code also counts the weights before the start).
     """
 
     HPARAMS = MappingProxyType({"sma_start_iter": 100})
 
-    def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
-        super().__init__(network, hparams)
-        self.average = frozen_copy(network)
-
-    def update(self, network: nn.Module, step: int) -> None:
-        """Takes the weights into the mean, or copies them before the start."""
-        averaged = max(0, step + 1 - int(self.hparams["sma_start_iter"]))
-        move(self.average, network.parameters(), 1 / (averaged + 1))
-        copy_buffers(network, self.average)
-
-    def during(self) -> nn.Module:
-        """Returns the average."""
-        return self.average
+    def share(self, step: int) -> float:
+        """Returns 1 / the number of steps in the mean."""
+        return 1 / (max(0, step + 1 - int(self.hparams["sma_start_iter"])) + 1)
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:

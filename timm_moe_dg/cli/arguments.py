@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from ..errors import ArgumentError, OptionError, check_regular_file, did_you_mean
-from .tool import ToolParser, nearest_recipe, recipe_file
+from .tool import ToolParser, recipe_file
 from .values import (
     WHOLE_NUMBERS,
     Kind,
@@ -59,7 +59,7 @@ def read_yaml(path: str, argument: str) -> Options:
     # ValueError: bytes that are not UTF-8, or a date such as 2024-99-99
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())  # YAML's messages have several lines
-        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason}){nearest_recipe(path)}") from error
+        raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason})") from error
     if not isinstance(table, dict):
         raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
     return table

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ started_as = ""  # such as "timm-moe-dg finetune", if the tool was started so
 OPTION = "--import"
 BROKEN_PIPE, CTRL_C, TERMINATED = 128 + 13, 128 + 2, 128 + 15  # what shells report for SIGPIPE, SIGINT and SIGTERM
 LONGEST = 4000  # characters of a message
-Actions = argparse._SubParsersAction  # argparse has no public name for it
+_FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=26)
 
 
 def program(file: str) -> str:
@@ -44,14 +44,6 @@ def recipe_file(text: str) -> str:
     """Returns the path of a YAML file, or of the recipe of that name, such as gmoe_small."""
     recipe = RECIPES / f"{text}.yaml"
     return str(recipe) if recipe.is_file() and not Path(text).is_file() else text
-
-
-def nearest_recipe(text: str) -> str:
-    """Returns a hint at the recipe whose name looks most like the one of a file that does not exist, or nothing."""
-    if Path(text).exists():
-        return ""
-    question = did_you_mean(Path(text).stem, [path.stem for path in RECIPES.glob("*.yaml")])
-    return question and f"; {question}"
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -104,7 +96,7 @@ class ToolParser(argparse.ArgumentParser):
     raises = False
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **{"formatter_class": _Formatter, "usage": "%(prog)s [options]", **keywords})
+        super().__init__(*args, **{"formatter_class": _FORMATTER, "usage": "%(prog)s [options]", **keywords})
         hidden: Any = argparse.SUPPRESS
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
         words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
@@ -142,13 +134,8 @@ class ToolParser(argparse.ArgumentParser):
         self.error(f"no option {word}{self.suggestion(word)}")
 
     def suggestion(self, option: str) -> str:
-        """Returns a hint at the option, of this parser or one of its commands, that looks most like `option`."""
-        commands = [action.choices.values() for action in self._actions if isinstance(action, Actions)]
-        parsers = [self, *(parser for choices in commands for parser in choices)]
-        if owners := [parser.prog for parser in parsers if option in parser._option_string_actions]:
-            return f"; it is an option of {', '.join(owners)}"
-        spellings = [spelling for parser in parsers for spelling in parser._option_string_actions]
-        question = did_you_mean(option, spellings)
+        """Returns a hint at the option that looks most like `option`."""
+        question = did_you_mean(option, self._option_string_actions)
         return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
@@ -178,27 +165,6 @@ class _HelpAll(argparse.Action):
         vars(parser)["main"] = ()
         parser.print_help()
         parser.exit()
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions, and writes an option as `-b, --batch-size N` or `--[no-]pretrained`."""
-
-    def __init__(self, prog: str, *args: Any, **keywords: Any) -> None:
-        super().__init__(prog, *args, **{**keywords, "max_help_position": 26})
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        names = [word.replace("--", "--[no-]", 1) for word in action.option_strings if not word.startswith("--no-")]
-        if not isinstance(action, argparse.BooleanOptionalAction):
-            names = list(action.option_strings)
-        values = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
-        return ", ".join(names) + values
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if action.nargs not in ("+", "*"):
-            return super()._format_args(action, default_metavar)
-        return f"{self._metavar_formatter(action, default_metavar)(1)[0]} ..."
 
 
 def tool_parser(

@@ -12,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,17 +150,14 @@ def run_jobs(
     jobs: Sequence[Job],
     slots: Sequence[Mapping[str, str]],
     grace: float = GRACE,
-    watch: Callable[[Sequence[Job]], object] | None = None,
-    watch_every: float = 60.0,
 ) -> Iterator[tuple[Job, int | None, float]]:
     """Runs jobs in their order, one at a time in each slot, and yields each as it ends.
 
-    A slot is a table of environment variables. `watch` is called every `watch_every` seconds with the running jobs.
-    When the caller stops early, running processes get SIGTERM, and SIGKILL after `grace` seconds, in which they save a
-    checkpoint. A job is yielded with its exit status (None: another process runs it or has finished it) and seconds.
+    A slot is a table of environment variables. When the caller stops early, running processes get SIGTERM, and SIGKILL
+    after `grace` seconds, in which they save a checkpoint. A job is yielded with its exit status (None: another process
+    runs it or has finished it) and seconds.
     """
     waiting, running = list(reversed(jobs)), dict[int, Attempt]()
-    watched = time.monotonic()
     try:
         while waiting or running:
             for slot, environment in enumerate(slots):
@@ -174,9 +171,6 @@ def run_jobs(
                 if (status := attempt.poll()) is not None:
                     del running[slot]
                     yield attempt.job, status, time.monotonic() - attempt.started
-            if watch and running and time.monotonic() - watched >= watch_every:
-                watched = time.monotonic()
-                watch([attempt.job for attempt in running.values()])
             time.sleep(_POLL)
     finally:
         for attempt in running.values():

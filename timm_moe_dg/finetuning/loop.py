@@ -20,7 +20,7 @@ from ..data.inspection import warn_of_copies
 from ..errors import ArgumentError, DivergenceError
 from ..networks.build import check_name
 from ..protocols.options import RunOptions
-from .messages import RunLog, StepBar, describe, tracker_errors_logged
+from .messages import RunLog, describe, step_bar, tracker_errors_logged
 from .model import build_model
 from .optimization import check_optimizer
 from .plan import RunPlan, check_trackers, make_plan, wanted_trackers
@@ -48,7 +48,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
     options, accelerator, model, meter = run.plan.options, run.accelerator, run.model, run.meter
     first, checkpoints = run.resume_point.first_step, run.plan.folder.checkpoints
     domains = [run.plan.names[index] for index in run.plan.training]
-    bar = StepBar(range(first, options.steps), options.model, hidden=not accelerator.is_main_process)
+    bar = step_bar(range(first, options.steps), options.model, hidden=not accelerator.is_main_process)
     run.finish_interrupted_step(stop)
     if run.has_stalled():
         return
@@ -69,7 +69,7 @@ def train(run: FineTuning, stop: Interruption) -> None:
         if shows_loss or accelerator.device.type == "cpu":
             check_losses(meter.total(), step, domains, checkpoints.describe())
         if shows_loss:
-            bar.show(step, losses["loss"].item())
+            bar.set_postfix({"loss": losses["loss"].item()}, refresh=False)
         if evaluates or stopping or (options.save_freq and step % options.save_freq == 0):
             check_losses(accelerator.reduce(meter.total()), step, domains, checkpoints.describe())
             check_weights(model.network, step, checkpoints.describe())

@@ -17,12 +17,13 @@ import numpy as np
 import yaml
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
+from tabulate import tabulate
 from tqdm.auto import tqdm
 from tqdm.notebook import tqdm as notebook_bar
 
 from ..algorithms.hparams import warn_late
 from ..cli.arguments import call_text, option_words
-from ..cli.text import duration, one_line
+from ..cli.text import one_line
 from ..cli.tool import OPTION, command, named_imports, program
 from ..data.bands import wavelength
 from ..data.inspection import digest
@@ -37,9 +38,6 @@ from ..storage.run_folder import LOG, RunFolder
 from .plan import MAX_CLASSES, RunPlan, class_counts, steps_per_epoch
 from .processes import is_sharded
 
-MAX_DOMAINS, MAX_NAME = 8, 10  # domains, and characters of a title, in the table of classes
-MANY_EPOCHS = 100  # after which small data are learned by heart
-LINE_EVERY = 60.0  # seconds between lines of progress in a file
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _package = logging.getLogger("timm_moe_dg")
 _logger = logging.getLogger(__name__)
@@ -152,10 +150,7 @@ def describe(plan: RunPlan) -> str:
     if options.dry_run:
         lines += _describe_classes(plan)
     if not options.image_bands.is_rgb:
-        is_photograph = plan.benchmark.augmentation == "photograph"
-        remark = "; augmented by crop and mirror alone, as color jitter and gray are of RGB images"
-        scaled = "whole numbers scaled by their type's maximum" + (remark if is_photograph else "")
-        lines.append(f"images: {options.in_chans} bands, {scaled}")
+        lines.append(f"images: {options.in_chans} bands, whole numbers scaled by their type's maximum")
         if options.bands:
             lines.append(f"bands: {', '.join(f'{name} ({wavelength(name):g} nm)' for name in options.bands)}")
     lines += [
@@ -170,61 +165,25 @@ def describe(plan: RunPlan) -> str:
         lines.append(f"first {options.linear_steps} steps: {probed} alone")
     if options.dry_run:
         rates = f"learning rate {options.lr:g} ({options.sched or 'constant'}), weight decay {options.weight_decay:g}"
-        lines += [f"optimizer: {options.opt}, {rates}", *_advise_steps(plan, per_epoch)]
+        lines.append(f"optimizer: {options.opt}, {rates}")
     return "\n".join(map(one_line, [*lines, f"output: {plan.folder.path}"]))
 
 
 def _describe_classes(plan: RunPlan) -> list[str]:
-    """A table of classes by role and by domain. Of many classes the rarest in training are shown."""
-    roles = class_counts(plan.domains, plan.splits, plan.training)
-    by_domain = [np.bincount(np.asarray(domain.targets, int), minlength=len(roles)) for domain in plan.domains]
-    counts = np.column_stack([roles, *by_domain[:MAX_DOMAINS]])
-    shown = sorted(np.argsort(roles[:, 0], kind="stable")[:MAX_CLASSES].tolist())
-    rows = [("class", ["training", "validation", "held out", *plan.names[:MAX_DOMAINS]])]
-    rows += [(_cut(plan.classes[index], 2 * MAX_NAME), counts[index]) for index in shown]
-    rows.append(("all", counts.sum(0)))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:<{width}}  " + "  ".join(f"{_cut(str(cell)):>{MAX_NAME}}" for cell in row) for name, row in rows]
-    left_out = {"rarest of %d classes": (MAX_CLASSES, len(roles)), "first of %d domains": (MAX_DOMAINS, len(by_domain))}
-    return lines + [f"  the {most} {words % count}" for words, (most, count) in left_out.items() if count > most]
+    """A table of classes by role. Of many classes the rarest in training are shown."""
+    counts = class_counts(plan.domains, plan.splits, plan.training)
+    shown = sorted(np.argsort(counts[:, 0], kind="stable")[:MAX_CLASSES].tolist())
+    rows = [[one_line(plan.classes[index]), *counts[index]] for index in shown]
+    headers = ("class", "training", "validation", "held out")
+    table = tabulate([*rows, ["all", *counts.sum(0)]], headers, tablefmt="plain", disable_numparse=[0])
+    left_out = [f"the {MAX_CLASSES} rarest of {len(counts)} classes"] if len(counts) > MAX_CLASSES else []
+    return [f"  {line}" for line in [*table.splitlines(), *left_out]]
 
 
-def _cut(name: str, length: int = MAX_NAME) -> str:
-    """A name without its middle, if it is long."""
-    return name if len(name) <= length else f"{name[: length // 2 - 1]}..{name[1 - length // 2 :]}"
-
-
-def _advise_steps(plan: RunPlan, per_epoch: float) -> list[str]:
-    """A smaller number of steps for small data: `MANY_EPOCHS` passes, with two evaluations at least."""
-    options, enough = plan.options, max(round(MANY_EPOCHS * per_epoch), plan.options.eval_freq) + 1
-    if options.steps <= 2 * enough:
-        return []
-    advice = f"{options.steps} steps are many for so few images; --steps {enough} are {enough / per_epoch:.0f} epochs"
-    return [f"{advice} (rule: {MANY_EPOCHS} epochs, and at least --eval-freq + 1 steps)"]
-
-
-class StepBar:
-    """Shows the steps that it yields: a bar in a notebook or on a terminal, otherwise a line every minute."""
-
-    def __init__(self, steps: range, name: str, *, hidden: bool = False) -> None:
-        is_live = sys.stderr.isatty() or issubclass(tqdm, notebook_bar)
-        disable = hidden or not is_live
-        self._bar = tqdm(steps, name, steps.stop, initial=steps.start, unit="step", disable=disable, file=sys.stderr)
-        self._steps, self._name, self._writes_lines = steps, name, not (hidden or is_live)
-        self._began = self._last = time.monotonic()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._bar)
-
-    def show(self, step: int, loss: float) -> None:
-        """Shows the loss of a step."""
-        self._bar.set_postfix({"loss": loss}, refresh=False)
-        now = time.monotonic()
-        if self._writes_lines and now - self._last >= LINE_EVERY:
-            left = (now - self._began) / (step + 1 - self._steps.start) * (self._steps.stop - step - 1)
-            progress = f"{step + 1}/{self._steps.stop} steps, loss {loss:.4f}, {duration(left)} left"
-            sys.stderr.write(f"{self._name}: {progress}\n")
-            self._last = now
+def step_bar(steps: range, name: str, *, hidden: bool = False) -> "tqdm[int]":
+    """Makes a progress bar over steps, for notebooks and terminals. A log has the evaluations alone."""
+    hidden = hidden or not (sys.stderr.isatty() or issubclass(tqdm, notebook_bar))
+    return tqdm(steps, name, steps.stop, initial=steps.start, unit="step", disable=hidden, file=sys.stderr)
 
 
 def domain_table(record: Record, names: Sequence[str]) -> str:

@@ -13,17 +13,15 @@ from accelerate.utils import broadcast_object_list
 
 from ..cli.arguments import from_parsed, parse_arguments
 from ..cli.tool import ToolParser
-from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProcessLostError
-from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, RunOptions
-from ..protocols.run_identity import canonical_json, check_unchanged, read_arguments, read_repeatable, with_defaults
+from ..protocols.options import Arguments, RunOptions
+from ..protocols.run_identity import check_unchanged, read_arguments, read_repeatable, with_defaults
 from ..storage.files import is_owned, owned
 from ..storage.run_folder import ARGUMENTS, DONE, Checkpoints, RunState
 from .plan import RunPlan
 from .processes import is_sharded
 
 AUTO = "auto"
-_UNREPORTED = NO_EFFECT_ON_RESULTS - {"epochs"}
 
 
 def parse_resumable(parser: ToolParser, argv: Sequence[str], keywords: Arguments | None = None) -> RunOptions:
@@ -64,15 +62,14 @@ def run_to_resume(resume: str, output: Path, experiment: str | None) -> Path | N
 
 
 def nothing_to_do(options: RunOptions) -> str | None:
-    """Describes a finished run and the options that it ignores, in one line; None if there are steps to take."""
+    """Names a finished run, and why it takes no more steps if they are asked for; None if there are steps to take."""
     if options.resume is None or options.experiment is None:
         return None
     run = Path(options.output, options.experiment)
     if not (run / DONE).exists():
         return None
     is_owned(run)  # removes the lock of a process that was killed after its last file
-    args = read_arguments(run / ARGUMENTS, "resume")
-    recorded = with_defaults(args)
+    recorded = with_defaults(read_arguments(run / ARGUMENTS, "resume"))
     steps, epochs = (float(str(recorded[name] or 0)) for name in ("steps", "epochs"))
     longer = (options.steps or 0) > steps or (options.epochs or 0) > epochs
     obstacle = _obstacle(run, recorded)
@@ -81,17 +78,8 @@ def nothing_to_do(options: RunOptions) -> str | None:
     if not can_be_extended(recorded):
         # A kill after `done` was written leaves them
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    given = {name: value for name, value in vars(options).items() if value is not None and name not in _UNREPORTED}
-    if "test_domains" in given:  # recorded as positions
-        names = [table["name"] for table in args.get("domain_digests") or ()]
-        groups = [group for _, group, _ in args.get("domain_facts") or ()]
-        given["test_domains"] = domain_positions(given["test_domains"], names, groups=groups)
-    ignored = [
-        f"{name}={given[name]!r}" for name in given if canonical_json(given[name]) != canonical_json(recorded[name])
-    ]
     reason = f" ({obstacle})" if longer else ""
-    remark = f"; ignored: {', '.join(ignored)}{reason}" if ignored else ""
-    return f"{run} is finished: nothing to do{remark}"
+    return f"{run} is finished: nothing to do{reason}"
 
 
 def can_be_extended(args: Arguments) -> bool:

@@ -36,7 +36,7 @@ from ..protocols.evaluation import (
 )
 from ..protocols.records import Record
 from ..protocols.run_identity import method_of
-from ..protocols.selection import selection_remark, summary, validation_accuracy
+from ..protocols.selection import summary, validation_accuracy
 from ..storage.run_folder import RunState, save_calibration, summary_row
 from .messages import domain_table, start_trackers, tracker_errors_logged
 from .model import Model, divided, whole
@@ -196,8 +196,6 @@ class FineTuning:
         folder = self.plan.folder
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
         _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
-        if remark := selection_remark(folder.records):
-            _logger.info(f"selection: {remark}")
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
         _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 

@@ -37,7 +37,6 @@ from ..protocols.selection import (
     FEW,
     counted,
     headlines,
-    selection_remark,
     training_domain_validation,
     validation_accuracy,
 )
@@ -178,8 +177,6 @@ def cautions(run: FinishedRun) -> list[str]:
     accuracy = validation_accuracy(training_domain_validation(run.records))
     if classes and not accuracy > near_chance(classes):  # NaN counts too
         texts.append(f"Selection is at chance (guessing gives {percent(1 / classes)}%), so its step means little")
-    if remark := selection_remark(run.records):
-        texts.append(f"Selection: {remark}")
     validated = first.images(first.training_domains, out=True)
     if validated is not None and validated < FEW:
         texts.append(f"Selection rests on {validated} validation images of the training domains")

@@ -348,15 +348,18 @@ class _ListDatasets(argparse.Action):
     """Prints the data sets with their defaults."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        lines = [["data set", "folder", "domains", "steps", "every", "batch", "lr", "decay", "size"]]
+        from tabulate import tabulate  # of the extra train
+
+        rows = []
         for name, row in BENCHMARKS.items():
             rates = [f"{row.hparams[rate]:g}" for rate in ("lr", "weight_decay")]
             cells = (row.steps, row.checkpoint_freq, row.hparams["batch_size"], *rates, row.image_size or "model's")
-            lines.append([name, "yes" if row.takes_data_dir else "no", str(len(row.domains) or "-"), *map(str, cells)])
-        for line in lines:
-            parser._print_message("{:23}{:>6} {:>7} {:>6} {:>5} {:>5} {:>6} {:>6} {:>7}\n".format(*line), sys.stdout)
+            rows.append([name, "yes" if row.takes_data_dir else "no", len(row.domains) or "-", *cells])
+        headers = ("data set", "folder", "domains", "steps", "every", "batch", "lr", "decay", "size")
+        table = tabulate(rows, headers, tablefmt="plain", disable_numparse=True)
         notes = "folder: needs --data-dir; every: steps between evaluations; size: side of the input in pixels\n"
-        parser._print_message(notes + "hub:OWNER/NAME is a data set of the Hugging Face Hub\n", sys.stdout)
+        notes += "hub:OWNER/NAME is a data set of the Hugging Face Hub"
+        parser._print_message(f"{table}\n{notes}\n", sys.stdout)
         parser.exit()
 
 

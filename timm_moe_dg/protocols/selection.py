@@ -86,14 +86,6 @@ def training_domain_validation(records: Sequence[Record]) -> Record:
     return _best(candidates, _validation(candidates))
 
 
-def tied_with_selected(records: Sequence[Record]) -> list[Record]:
-    """Returns the records of a run that are as good as the choice of training-domain validation, this one included."""
-    candidates = selectable(records)
-    value = _validation(candidates)
-    best = value(_best(candidates, value))
-    return [record for record in candidates if value(record) == best or isnan(best)]
-
-
 def _validation(records: Sequence[Record]) -> Callable[[Record], float]:
     # Over all records: some camera traps have no out-split in the official split
     validated = {domain for record in records for domain, value in enumerate(record.out_acc) if not isnan(value)}
@@ -277,18 +269,6 @@ def summary(record: Record) -> str:
     validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}{counted(validated)}"
     reported = headlines(record) if record.test_domains else []
     return "; ".join([validation, *(f"{line.meaning} {line.value:.4f}{line.counted}" for line in reported)])
-
-
-def selection_remark(records: Sequence[Record]) -> str | None:
-    """Says in a sentence that training-domain validation had a tie in a run, or selected its first step."""
-    tied = [record.step for record in tied_with_selected(records)]
-    facts = []
-    if len(tied) > 1:
-        equal = f"{len(tied)} evaluations, of steps {min(tied)} to {max(tied)}, have the same validation accuracy"
-        facts.append(f"{equal}, and the earliest is selected, as in DomainBed")
-    if len(records) > 1 and training_domain_validation(records).step == 0:
-        facts.append("the selected network is that of step 0, which has taken one training step")
-    return "; ".join(facts) or None
 
 
 def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:
