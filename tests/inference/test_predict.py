@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -38,10 +40,10 @@ def parts(folder):
 
 
 def copies(source, folder, names):
-    """Writes an image under other names."""
+    """Writes an image under other names, with its time."""
     folder.mkdir(exist_ok=True)
     for name in names:
-        (folder / f"{name}.png").write_bytes(source.read_bytes())
+        shutil.copy2(source, folder / f"{name}.png")
     return folder
 
 
@@ -282,6 +284,38 @@ def test_parts_of_other_images_and_damaged_ones_are_refused(images, moge, tmp_pa
     copies(images / "0.png", folder, "a")
     with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images"):
         predict(*words, "--shard", "1/2")  # to which part 0 does not belong
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "tar", "link"])
+def test_parts_of_pictures_that_were_replaced_are_refused(kind, images, moge, tmp_path):
+    folder, output = copies(images / "0.png", tmp_path / "images", "abcd"), tmp_path / "parts"
+    source = {"list": tmp_path / "list.csv", "tar": tmp_path / "a.tar"}.get(kind, folder)
+    if kind == "list":
+        source.write_text("path\n" + "".join(f"images/{name}.png\n" for name in "abcd"))
+    if kind == "link":
+        (folder / "d.png").rename(tmp_path / "elsewhere.png")
+        (folder / "d.png").symlink_to(tmp_path / "elsewhere.png")
+
+    def write(number):
+        for name in "abcd":
+            (folder / f"{name}.png").write_bytes((images / f"{number if name == 'd' else 0}.png").read_bytes())
+        if kind == "tar":
+            with tarfile.open(source, "w") as tar:
+                tar.add(folder, "s")
+
+    write(0)
+    words = ["--model", moge, source, "--output", output]
+    predict(*words)
+    before = parts(output)
+    predict(*words)
+    write(1)
+    with pytest.raises(
+        SystemExit, match=r"part-0000[01].parquet': was written from other images; images were .*replaced"
+    ):
+        predict(*words)
+    assert parts(output) == before
+    shutil.rmtree(output)
+    predict(*words)
 
 
 def test_the_job_of_the_page_has_a_command_of_predict():
