@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, option
-from ..cli.text import csv_path
+from ..cli.text import csv_path, utf8
 from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.csv_tables import Metadata
@@ -172,7 +172,7 @@ def _csv_file(options: PredictOptions) -> Iterator[TextIO]:
     path = Path(str(options.output))
     with (
         all_or_nothing(path.parent, [path.name], overwrite=options.force) as folder,
-        (folder / path.name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        (folder / path.name).open("w", newline="", encoding="utf-8") as file,
     ):
         yield file
 
@@ -353,8 +353,9 @@ def _arrow_table(table: Mapping[str, Column], notes: Mapping[bytes, str]) -> Any
         if isinstance(column, np.ndarray):
             ends = np.arange(len(column) + 1, dtype=np.int32) * column.shape[1]
             return pa.ListArray.from_arrays(ends, column.ravel())
-        texts = name in ("path", STATUS) or name.startswith("class")
-        return pa.array(map(_utf8, column) if texts else column, pa.string() if texts else _type(name))
+        if name in ("path", STATUS) or name.startswith("class"):
+            return pa.array([text and utf8(text) for text in column], pa.string())
+        return pa.array(column, _type(name))
 
     return pa.table({name: array(name, column) for name, column in table.items()}).replace_schema_metadata(notes)
 
@@ -366,7 +367,3 @@ def _type(name: str) -> Any:
     kinds = {"location": pa.int64(), "logits": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
     kinds |= {"experts": pa.list_(pa.int32()), SET: pa.list_(pa.string()), ABSTAIN: pa.bool_()}
     return kinds.get(name, pa.float64())
-
-
-def _utf8(text: str | None) -> str | None:
-    return text and text.encode(errors="surrogateescape").decode(errors="backslashreplace")
