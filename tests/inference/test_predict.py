@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import tarfile
 from collections import Counter
@@ -21,6 +22,7 @@ from tests.inference.conftest import TREES
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.inference.predict import Shard
+from timm_moe_dg.networks.build import data_config, save_network
 
 QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 COLUMNS = ["--columns", "logits", "features", "experts", "distance", "--top-k", "2"]
@@ -316,6 +318,34 @@ def test_parts_of_pictures_that_were_replaced_are_refused(kind, images, moge, tm
     assert parts(output) == before
     shutil.rmtree(output)
     predict(*words)
+
+
+def test_the_page_s_calls_give_the_names_of_classes_and_a_spreadsheet(images, tmp_path, monkeypatch):
+    names = ["NA", "-5", "=1+1", "007", "\u00f6 ", "+x"]
+    network = saved_run(tmp_path, "gmoe_tiny_patch16", names)
+    with torch.no_grad():
+        network.head.weight.mul_(20)  # or one class is the first of all images
+    save_network(network, tmp_path / "best", names, data_config(network, 32))
+    (tmp_path / "cut.png").write_bytes(b"")
+    sources = [*sorted(images.glob("*.png")), tmp_path / "cut.png"]
+    predict("--model", tmp_path / "best", *sources, "--top-k", 3, "--output", tmp_path / "predictions.csv")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "train.md").read_text()
+    read, save = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    values = {}
+    exec(read, values)
+    answers = timm_moe_dg.predict(tmp_path / "best", list(map(str, sources)), top_k=3, workers=0)
+    for name in ("class", "class_2", "class_3"):
+        assert values["table"][name].tolist() == answers[name].fillna("").tolist()
+    assert len({*values["table"]["class"]}) > 2
+    assert values["table"].probability.tolist() == pytest.approx(answers.probability.tolist(), nan_ok=True)
+    pytest.importorskip("openpyxl")
+    exec(save, values)
+    sheet = pd.read_excel(
+        "predictions.xlsx", dtype={"class": str}, keep_default_na=False, na_values={"probability": ""}
+    )
+    assert sheet["class"].tolist() == values["written"]["class"].tolist()
+    assert sheet.probability.dtype == float
 
 
 def test_the_job_of_the_page_has_a_command_of_predict():
