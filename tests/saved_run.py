@@ -12,7 +12,9 @@ from timm_moe_dg.networks.build import build_network, data_config, save_network
 SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "moe_layers": (1,), "num_experts": 4}
 
 
-def saved_run(folder: Path, name: str, classes: tuple[str, ...], args: dict[str, Any] | None = None) -> nn.Module:
+def saved_run(
+    folder: Path, name: str, classes: tuple[str, ...], args: dict[str, Any] | None = None, **options: Any
+) -> nn.Module:
     """Fills `folder` with best/ and args.yaml, and returns the network in evaluation mode.
 
     Args:
@@ -20,8 +22,10 @@ def saved_run(folder: Path, name: str, classes: tuple[str, ...], args: dict[str,
         name: A mixture model; it is built small, for 32 pixels, with weights that make it answer differently.
         classes: Names of its classes.
         args: Of the run; None leaves no args.yaml.
+        **options: Further arguments of the model.
     """
-    network = randomize(build_network(name, len(classes), img_size=32, model_kwargs=SMALL), std=0.15).eval()
+    kwargs = {**SMALL, **options}
+    network = randomize(build_network(name, len(classes), img_size=32, model_kwargs=kwargs), std=0.15).eval()
     save_network(network, folder / "best", classes, data_config(network, 32))
     if args is not None:
         (folder / "args.yaml").write_text(yaml.safe_dump(args))

@@ -51,6 +51,7 @@ WHEN = {
     "metadata_drop": "0.0 from random weights",
     "metadata_features": "few distinct places",
     "num_locations": "your number of locations",
+    "seen_locations": "training sets it",
     "metadata_columns": "`--metadata-columns` sets it",
     "coverage_points": "`--coverage-radius` sets it",
     "coverage_radius": "tests far from training places",

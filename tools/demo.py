@@ -29,7 +29,7 @@ LABELS = {"lon": "Longitude (degrees)", "lat": "Latitude (degrees)", "location":
 NOTES = {
     inference.UNLIKE: "This image is **unlike** the training images. Do not rely on the answer.",
     inference.OUTSIDE_COVERAGE: "The place is **outside of the coverage**: the shared expert answers alone.",
-    inference.SHARED_EXPERT: "No place is given: the shared expert answers alone.",
+    inference.SHARED_EXPERT: "No place is given, or one without training images: the shared expert answers alone.",
 }
 
 

@@ -21,7 +21,6 @@ With --window, a georeferenced scene becomes a map of classes:
         --stride 112 --output map.tif
 """
 
-import io
 import logging
 import sys
 from collections.abc import Sequence
@@ -60,8 +59,6 @@ def main(argv: Sequence[str]) -> None:
         parts = predict_parts(options, model, options.folder)
         print(f"written: {options.output} ({len(parts.finished())} of {parts.total} parts are finished)")
         return
-    if options.output is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
     count = sum(1 for _ in predict(options, model, None if options.output else sys.stdout))
     if options.output is not None:
         print(f"written: {options.output} ({count} images)")

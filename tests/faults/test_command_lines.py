@@ -1,12 +1,15 @@
 """Odd command lines: each ends with one line that names the option, its value and what to do; nothing is written."""
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -96,13 +99,40 @@ def test_weights_that_answer_nan_are_refused(ending, best, data, tmp_path):
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_file_names_that_are_not_utf_8_keep_their_bytes(best, data, tmp_path):
-    images = os.fsencode(tmp_path / "raw")
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_file_names_that_are_not_utf_8_are_escaped_in_every_table(kind, best, data, tmp_path, capsys):
+    images = os.fsencode(tmp_path / "raw.tar")
     os.mkdir(images)
     shutil.copy(data / "a" / "cat" / "0.png", images + b"/\xff\xe9.png")
-    words = ["--model", f"local-dir:{best}", str(tmp_path / "raw"), "-j", "0", "--output", str(tmp_path / "out.csv")]
-    load_tool("predict").main(words)
-    assert images + b"/\xff\xe9.png," in (tmp_path / "out.csv").read_bytes()
+    if kind == "tar":
+        (tmp_path / "raw.tar").rename(tmp_path / "raw")
+        with tarfile.open(tmp_path / "raw.tar", "w") as tar:
+            tar.add(os.fsencode(tmp_path / "raw") + b"/\xff\xe9.png", "\udcff\udce9.png")
+    words = ["--model", f"local-dir:{best}", str(tmp_path / "raw.tar"), "-j", "0"]
+    for output in (["--output", str(tmp_path / "out.csv")], ["--output", str(tmp_path / "parts")], []):
+        load_tool("predict").main([*words, *output])
+    tables = [pd.read_csv(tmp_path / "out.csv"), pd.read_parquet(tmp_path / "parts")]
+    tables.append(pd.read_csv(io.StringIO(capsys.readouterr().out), skiprows=2))
+    assert [table.path.tolist() for table in tables] == [[rf"{tmp_path}/raw.tar/\xff\xe9.png"]] * 3
+
+
+def test_an_evaluation_of_a_file_whose_name_is_not_utf_8_has_a_table_that_pandas_reads(best, data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    folder = tmp_path / "data" / "a" / "cat"
+    os.rename(folder / "0.png", os.fsencode(folder) + b"/caf\xe9.png")
+    words = [
+        "--dataset",
+        "folder",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "-j",
+        "0",
+        "--output",
+        str(tmp_path / "scores"),
+    ]
+    load_tool("evaluate").main(["--model", f"local-dir:{best}", *words])
+    names = pd.read_csv(tmp_path / "scores" / "predictions.csv").file
+    assert names.str.endswith(r"caf\xe9.png").sum() == 1
 
 
 def test_names_of_files_and_classes_are_escaped_in_predictions(best, tmp_path, monkeypatch, capsys, caplog):

@@ -130,6 +130,17 @@ def test_the_index_is_of_the_in_splits_of_training_domains_alone(domains):
     assert model.metadata_encoder.coverage.radius == 123.0
 
 
+def test_location_ids_are_recorded_if_the_shared_expert_can_answer_for_others(domains):
+    traps = [replace(domain, metadata=np.arange(len(domain)) % 7 + position) for position, domain in enumerate(domains)]
+    model = moge(metadata_encoder="location_id")
+    cover_training_coordinates(model, coverage_plan(traps, None))
+    trained = np.concatenate([rows(domain, "inside") for domain in traps[:2]])
+    assert model.metadata_encoder.encoder.seen_locations == tuple(sorted({*trained.tolist()}))
+    alone = moge(metadata_encoder="location_id", shared_expert=False)
+    cover_training_coordinates(alone, coverage_plan(traps, None))
+    assert alone.metadata_encoder.encoder.seen is None
+
+
 def test_auto_is_the_smallest_radius_that_covers_all_validation_images_and_no_held_out_continent(domains):
     model = moge()
     cover_training_coordinates(model, coverage_plan(domains, "auto"))

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import re
+import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from tests.inference.conftest import TREES
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.inference.predict import Shard
+from timm_moe_dg.networks.build import data_config, save_network
 
 QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 COLUMNS = ["--columns", "logits", "features", "experts", "distance", "--top-k", "2"]
@@ -38,10 +42,10 @@ def parts(folder):
 
 
 def copies(source, folder, names):
-    """Writes an image under other names."""
+    """Writes an image under other names, with its time."""
     folder.mkdir(exist_ok=True)
     for name in names:
-        (folder / f"{name}.png").write_bytes(source.read_bytes())
+        shutil.copy2(source, folder / f"{name}.png")
     return folder
 
 
@@ -282,6 +286,66 @@ def test_parts_of_other_images_and_damaged_ones_are_refused(images, moge, tmp_pa
     copies(images / "0.png", folder, "a")
     with pytest.raises(SystemExit, match=r"part-00000.parquet': was written from other images"):
         predict(*words, "--shard", "1/2")  # to which part 0 does not belong
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "tar", "link"])
+def test_parts_of_pictures_that_were_replaced_are_refused(kind, images, moge, tmp_path):
+    folder, output = copies(images / "0.png", tmp_path / "images", "abcd"), tmp_path / "parts"
+    source = {"list": tmp_path / "list.csv", "tar": tmp_path / "a.tar"}.get(kind, folder)
+    if kind == "list":
+        source.write_text("path\n" + "".join(f"images/{name}.png\n" for name in "abcd"))
+    if kind == "link":
+        (folder / "d.png").rename(tmp_path / "elsewhere.png")
+        (folder / "d.png").symlink_to(tmp_path / "elsewhere.png")
+
+    def write(number):
+        for name in "abcd":
+            (folder / f"{name}.png").write_bytes((images / f"{number if name == 'd' else 0}.png").read_bytes())
+        if kind == "tar":
+            with tarfile.open(source, "w") as tar:
+                tar.add(folder, "s")
+
+    write(0)
+    words = ["--model", moge, source, "--output", output]
+    predict(*words)
+    before = parts(output)
+    predict(*words)
+    write(1)
+    with pytest.raises(
+        SystemExit, match=r"part-0000[01].parquet': was written from other images; images were .*replaced"
+    ):
+        predict(*words)
+    assert parts(output) == before
+    shutil.rmtree(output)
+    predict(*words)
+
+
+def test_the_page_s_calls_give_the_names_of_classes_and_a_spreadsheet(images, tmp_path, monkeypatch):
+    names = ["NA", "-5", "=1+1", "007", "\u00f6 ", "+x"]
+    network = saved_run(tmp_path, "gmoe_tiny_patch16", names)
+    with torch.no_grad():
+        network.head.weight.mul_(20)  # or one class is the first of all images
+    save_network(network, tmp_path / "best", names, data_config(network, 32))
+    (tmp_path / "cut.png").write_bytes(b"")
+    sources = [*sorted(images.glob("*.png")), tmp_path / "cut.png"]
+    predict("--model", tmp_path / "best", *sources, "--top-k", 3, "--output", tmp_path / "predictions.csv")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "train.md").read_text()
+    read, save = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    values = {}
+    exec(read, values)
+    answers = timm_moe_dg.predict(tmp_path / "best", list(map(str, sources)), top_k=3, workers=0)
+    for name in ("class", "class_2", "class_3"):
+        assert values["table"][name].tolist() == answers[name].fillna("").tolist()
+    assert len({*values["table"]["class"]}) > 2
+    assert values["table"].probability.tolist() == pytest.approx(answers.probability.tolist(), nan_ok=True)
+    pytest.importorskip("openpyxl")
+    exec(save, values)
+    sheet = pd.read_excel(
+        "predictions.xlsx", dtype={"class": str}, keep_default_na=False, na_values={"probability": ""}
+    )
+    assert sheet["class"].tolist() == values["written"]["class"].tolist()
+    assert sheet.probability.dtype == float
 
 
 def test_the_job_of_the_page_has_a_command_of_predict():

@@ -13,6 +13,8 @@ from PIL import Image
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import MissingDependencyError, MoeDgError
+from timm_moe_dg.inference import predictor as inference
+from timm_moe_dg.networks.build import data_config, save_network
 
 CLASSES = tuple(f"class <b>{index}</b>" for index in range(7))
 demo = load_tool("demo")
@@ -58,6 +60,22 @@ def test_a_place_changes_the_answer_as_it_does_for_predict(image, moge):
     assert answers[1][0] == answers[2][0] == predicted(moge, image)[1]
     assert answers[0][0] != answers[1][0]
     assert ["No place is given" in remarks for _, remarks in answers] == [False, True, True]
+
+
+def test_location_ids_are_answered_as_by_predict_and_the_network_is_loaded_once(image, tmp_path, monkeypatch):
+    network = saved_run(tmp_path, "moge_small_patch32_384", CLASSES)
+    network.set_seen_locations([7])
+    save_network(network, tmp_path / "best", CLASSES, data_config(network, 32))
+    (tmp_path / "ids.csv").write_text(f"path,location\n{image},7\n")
+    loads, load = [], inference.load_predictor
+    counted = lambda *words, **options: loads.append(words) or load(*words, **options)  # noqa: E731
+    monkeypatch.setattr(inference, "load_predictor", counted)
+    predictor = demo.open_predictor(f"local-dir:{tmp_path / 'best'}")
+    assert len(loads) == 1
+    known, unknown, new = (demo.answer(predictor, image, location) for location in (7, None, 8))
+    assert known[0] == predicted(tmp_path, image, "--metadata", str(tmp_path / "ids.csv"))[1]
+    assert unknown[0] == new[0] == predicted(tmp_path, image)[1] != known[0]
+    assert ["without training images" in remarks for _, remarks in (known, unknown, new)] == [False, True, True]
 
 
 def test_a_calibrated_model_has_sets_and_a_status(image, tmp_path):

@@ -44,8 +44,17 @@ def csv_cell(name: str) -> str:
     >>> csv_cell("=1+2"), csv_cell("-90%")
     ("'=1+2", '-90%')
     """
-    name = one_line(name)
+    name = utf8(one_line(name))
     return f"'{name}" if _is_formula(name) else name
+
+
+def utf8(text: str) -> str:
+    r"""Escapes the bytes of a file name that are not UTF-8, which Python holds as surrogates.
+
+    >>> utf8("caf\udce9.png")
+    'caf\\xe9.png'
+    """
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def csv_path(path: str) -> str:

@@ -26,8 +26,9 @@ from ..data.inspection import band_statistics, deep_share, warn_of_far_values
 from ..data.transforms import with_timm_augmentation
 from ..errors import ArgumentError, DataError
 from ..layers.encoders.coverage import distances
-from ..layers.encoders.location import CoordinateEncoder
+from ..layers.encoders.location import CoordinateEncoder, LocationIdEmbedding
 from ..layers.encoders.metadata import MetadataEncoder
+from ..layers.geo_moe_mlp import answers_without_metadata
 from ..models import DomainHeadsVisionTransformer
 from ..models.moge import GeoMoeVisionTransformer
 from ..networks.build import DataConfig, Network, has_measured_statistics, saved_config
@@ -158,6 +159,7 @@ def _needs_statistics(plan: RunPlan, network: Network) -> bool:
 def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     """Sets the coverage of a network that reads coordinates: those of its training images, and the run's radius.
 
+    A network that reads location ids is told those of its training images.
     The radius "auto" is the smallest one that does not change training-domain validation: the distance of its farthest
     image to the index. Up to there the router has been validated. Neither labels nor held-out domains are needed.
     """
@@ -165,10 +167,14 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     if isinstance(network, DomainHeadsVisionTransformer) and takes:
         network.set_domains(list(map(torch.from_numpy, plan.training_rows("metadata"))))
     radius = plan.options.coverage_radius
-    if radius is not None and not (takes and _reads_coordinates(network) and network.expert_mode == "routed"):
+    if radius is not None and not (takes and _reads(network, CoordinateEncoder) and network.expert_mode == "routed"):
         remedy = f"{plan.options.model} does not route by coordinates here; leave it out"
         raise ArgumentError.of("coverage_radius", radius, remedy)
-    if not (takes and _reads_coordinates(network)):
+    if takes and _reads(network, LocationIdEmbedding) and answers_without_metadata(network):
+        ids = np.concatenate(plan.training_rows("metadata"))
+        if ids.ndim == 1:  # the first step refuses coordinates
+            network.set_seen_locations(ids)
+    if not (takes and _reads(network, CoordinateEncoder)):
         return
     coverage = network.set_coverage(torch.from_numpy(np.concatenate(plan.training_rows("metadata"))))
     if isinstance(radius, str):  # "auto"
@@ -178,12 +184,12 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     network.set_coverage_radius(radius)
 
 
-def _reads_coordinates(network: nn.Module) -> TypeGuard[GeoMoeVisionTransformer]:
-    """Whether a network is a MoGE model whose metadata are longitude and latitude."""
+def _reads(network: nn.Module, kind: type[nn.Module]) -> TypeGuard[GeoMoeVisionTransformer]:
+    """Whether a network is a MoGE model whose metadata encoder is of a kind."""
     if not isinstance(network, GeoMoeVisionTransformer):
         return False
     encoder = network.metadata_encoder
-    return isinstance(encoder, MetadataEncoder) and isinstance(encoder.encoder, CoordinateEncoder)
+    return isinstance(encoder, MetadataEncoder) and isinstance(encoder.encoder, kind)
 
 
 def validated_radius(distance: Tensor) -> float:

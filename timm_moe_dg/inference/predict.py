@@ -12,13 +12,14 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, option
-from ..cli.text import csv_path
+from ..cli.text import csv_path, utf8
 from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.csv_tables import Metadata
@@ -42,7 +43,7 @@ from .predictor import (
 )
 
 JOB = "_job.json"  # readers of Parquet folders skip names with an underscore
-INPUT, UNREADABLE = b"input", b"unreadable"  # entries of a part's metadata
+INPUT, FILES, UNREADABLE = b"input", b"files", b"unreadable"  # entries of a part's metadata
 _NAME = re.compile(r"part-(\d+)\.parquet")
 
 # What --help shows; --help-all shows every option
@@ -171,7 +172,7 @@ def _csv_file(options: PredictOptions) -> Iterator[TextIO]:
     path = Path(str(options.output))
     with (
         all_or_nothing(path.parent, [path.name], overwrite=options.force) as folder,
-        (folder / path.name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        (folder / path.name).open("w", newline="", encoding="utf-8") as file,
     ):
         yield file
 
@@ -210,7 +211,8 @@ class PartFolder:
         _parquet()
         _check_folder(folder)
         self.folder, self.total = folder, 0
-        self._digests: list[str] = []  # of the input of each part, of all shards
+        # Digests of each part of all shards: of its rows and, in this shard, of the sizes and times of its files
+        self._digests: list[dict[bytes, str]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_job(json_text(job, indent=1))
@@ -229,9 +231,11 @@ class PartFolder:
         """Yields the numbers and images of a shard's parts that do not exist. All parts are read, for their number."""
         for number, rows in enumerate(parts):
             self.total = number + 1
-            self._digests.append(hashlib.sha256(repr(rows).encode(errors="surrogateescape")).hexdigest())
+            self._digests.append({INPUT: _digest(rows)})
             if number % shard.step != shard.first:
                 continue
+            # Other machines may have copies with other times
+            self._digests[number][FILES] = _digest(_file_states(rows))
             if self._path(number).exists():
                 self._check_input(number)
             else:
@@ -255,7 +259,7 @@ class PartFolder:
         """Writes a part of `unfinished`."""
         path = self._path(part.number)
         fresh = self.folder / f".{path.name}.{secrets.token_hex(4)}"
-        notes = {INPUT: self._digests[part.number], UNREADABLE: json.dumps(part.unreadable)}
+        notes = {**self._digests[part.number], UNREADABLE: json.dumps(part.unreadable)}
         try:
             _parquet().write_table(_arrow_table(part.table, notes), fresh)
             synchronize(fresh)
@@ -284,11 +288,13 @@ class PartFolder:
         except (OSError, ValueError) as error:  # pyarrow's errors are of both
             remedy = "remove it, and the same command writes it again"
             raise DataError(f"output={str(path)!r}: is no complete Parquet file; {remedy}") from error
-        if notes.get(INPUT) != self._digests[number].encode():
-            raise self._changed(number)
+        for name, digest in self._digests[number].items():
+            # Folders that earlier versions began have no FILES
+            if notes.get(name, digest.encode() if name == FILES else b"") != digest.encode():
+                raise self._changed(number)
 
     def _changed(self, number: int) -> DataError:
-        remedy = "images were added, removed or renamed since: choose another folder, or remove its parts"
+        remedy = "images were added, removed, renamed or replaced since: choose another folder, or remove its parts"
         return DataError(f"output={str(self._path(number))!r}: was written from other images; {remedy}")
 
     def _write_job(self, text: str) -> None:
@@ -305,6 +311,24 @@ class PartFolder:
         except OSError:  # a file system without links
             fresh.replace(path)
         fresh.unlink(missing_ok=True)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode(errors="surrogateescape")).hexdigest()
+
+
+def _file_states(rows: Sequence[ImageRow]) -> list[tuple[int, int] | None]:
+    """The size and time of the file of each image; None for one that cannot be read."""
+
+    @cache
+    def state(path: str) -> tuple[int, int] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+    return [state(row.member.tar if row.member else row.path) for row in rows]
 
 
 def _check_folder(folder: Path) -> None:
@@ -329,8 +353,9 @@ def _arrow_table(table: Mapping[str, Column], notes: Mapping[bytes, str]) -> Any
         if isinstance(column, np.ndarray):
             ends = np.arange(len(column) + 1, dtype=np.int32) * column.shape[1]
             return pa.ListArray.from_arrays(ends, column.ravel())
-        texts = name in ("path", STATUS) or name.startswith("class")
-        return pa.array(map(_utf8, column) if texts else column, pa.string() if texts else _type(name))
+        if name in ("path", STATUS) or name.startswith("class"):
+            return pa.array([text and utf8(text) for text in column], pa.string())
+        return pa.array(column, _type(name))
 
     return pa.table({name: array(name, column) for name, column in table.items()}).replace_schema_metadata(notes)
 
@@ -342,7 +367,3 @@ def _type(name: str) -> Any:
     kinds = {"location": pa.int64(), "logits": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
     kinds |= {"experts": pa.list_(pa.int32()), SET: pa.list_(pa.string()), ABSTAIN: pa.bool_()}
     return kinds.get(name, pa.float64())
-
-
-def _utf8(text: str | None) -> str | None:
-    return text and text.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -41,6 +41,7 @@ from ..networks.trained import (
     metadata_columns,
     metadata_encoder,
     unknown_metadata,
+    uses_metadata,
     warn_of_unknown_metadata,
 )
 from ..storage.run_folder import warn_of_unfinished
@@ -175,7 +176,7 @@ class Predictor:
         self.names = MetadataNames(has_ids, metadata_columns(network))
         self.columns = ["path", *self.names.all[:2], *answer_columns(options)]
         self.least, self.confident = thresholds(options, model.calibration)
-        self._judges_features = FEATURES in getattr(model.calibration, "distributions", ())
+        self._judges_features = len(getattr(model.calibration, "distributions", ())) > 1
         has_features = FEATURES in options.columns or self._judges_features
         self._forward = WithFeatures(network) if has_features else network
         self._images = RowImages(model.view, self.names, model.bands)
@@ -268,7 +269,7 @@ class Predictor:
             suffix = f"_{rank}" if rank > 1 else ""
             table[f"class{suffix}"] = [self.model.classes[index] for index in classes]
             table[f"probability{suffix}"] = [round(value, 6) for value in values]
-        table[STATUS] = self._statuses(images, features, decoded.metadata)
+        table[STATUS] = self._statuses(images, features, decoded.metadata, given)
         if SET in self.columns:
             table[SET] = prediction_sets(probabilities.cpu(), self.least, self.model.classes)
         if ABSTAIN in self.columns:
@@ -281,18 +282,20 @@ class Predictor:
         }
         return table | {name: further[name]() for name in self.options.columns}
 
-    def _statuses(self, images: Tensor, features: Sequence[Tensor], metadata: Tensor) -> list[str]:
+    def _statuses(
+        self, images: Tensor, features: Sequence[Tensor], metadata: Tensor, given: Sequence[Tensor]
+    ) -> list[str]:
         """The status of each image, the gravest one if several hold."""
         statuses = np.full(len(images), OK, dtype=object)
+        is_routed = uses_metadata(self.model.network, images, *given)
         if getattr(self.model.network, "expert_mode", None) == "routed":
             is_unknown = unknown_metadata(metadata.numpy(), self.names.columns)
+            outside = SHARED_EXPERT if self._coverage is None else OUTSIDE_COVERAGE
+            statuses[~is_routed.cpu().numpy()] = outside  # or a location id of no training image
             statuses[is_unknown] = SHARED_EXPERT
-            if self._coverage is not None:
-                is_covered = self._coverage(metadata[:, :2].nan_to_num().to(self.model.device)).cpu().numpy()
-                statuses[~is_covered & ~is_unknown] = OUTSIDE_COVERAGE
         if self.model.calibration is not None:
             judged = features[0] if self._judges_features else None
-            statuses[self.model.calibration.unlike(images, judged).cpu().numpy()] = UNLIKE
+            statuses[self.model.calibration.unlike(images, judged, is_routed).cpu().numpy()] = UNLIKE
         return statuses.tolist()
 
     def _with_unreadable(self, table: Mapping[str, Column], decoded: Decoded) -> dict[str, Column]:

@@ -195,3 +195,8 @@ class GeoMoeMlp(RoutedMlp):
             chosen = torch.randperm(len(tokens), device=x.device)[: self.forced_tokens]
             forced = self.experts.forward_all(tokens[chosen])
         self.report = ExpertReport(None if shared is None else shared[:, 0], forced)
+
+
+def answers_without_metadata(network: nn.Module) -> bool:
+    """Whether all metadata-routed layers of a network have a shared expert, which answers for unknown metadata."""
+    return all(layer.shared is not None for layer in network.modules() if isinstance(layer, GeoMoeMlp))

@@ -34,6 +34,7 @@ class MetadataOptions:
             images, no domains form until it is lowered.
         metadata_features: Width of the embedding (R). None means 256, or the module's `out_features`.
         num_locations: Number of locations for 'location_id'.
+        seen_locations: Ids of the training images. In evaluation, all others count as unknown. None takes all ids.
         metadata_columns: Mean and standard deviation of each further column. Columns follow longitude and latitude in
             the metadata, and each has an encoder of its own. The statistics are of the training images, by name.
 
@@ -46,6 +47,7 @@ class MetadataOptions:
     metadata_drop: float = 0.5
     metadata_features: int | None = None
     num_locations: int = 323
+    seen_locations: Sequence[int] | None = None
     metadata_columns: Mapping[str, Sequence[float]] | None = None
 
     def build_encoder(
@@ -71,7 +73,8 @@ class MetadataOptions:
         if name == "sincos":
             return SinCosEncoder(width, device=device, dtype=dtype)
         if name == "location_id":
-            return LocationIdEmbedding(self.num_locations, width, device=device, dtype=dtype)
+            known = {"seen_locations": self.seen_locations}
+            return LocationIdEmbedding(self.num_locations, width, **known, device=device, dtype=dtype)
         choices = f"{(*LOCATION_ENCODERS, GEOCLIP)}, '{SATCLIP_PREFIX}FILE_OR_REPOSITORY'"
         remedy = f"choose one of {choices}, or give an nn.Module"
         raise MetadataError.of("metadata_encoder", name, remedy)

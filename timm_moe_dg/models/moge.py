@@ -4,6 +4,7 @@ Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 """
 
 import logging
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from ..errors import MetadataError
 from ..layers.compat import update_model_args
 from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
-from ..layers.encoders.location import CoordinateEncoder
+from ..layers.encoders.location import CoordinateEncoder, LocationIdEmbedding
 from ..layers.encoders.metadata import MetadataEncoder
-from ..layers.geo_moe_mlp import GeoMoeMlp
+from ..layers.geo_moe_mlp import GeoMoeMlp, answers_without_metadata
 from ..layers.mixture_options import GeoMixtureOptions, take_options
 from .building import IMAGENET_CFG, create_moe_vit, deit_cfg
 from .gmoe import MixtureVisionTransformer, MoeLayers, check_vit_options, mixture_block, resolve_moe_layers
@@ -119,6 +120,14 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         self._record(coverage_points=len(points), coverage_radius=None)
         return coverage
 
+    def set_seen_locations(self, locations: Iterable[int]) -> None:
+        """Sets the ids of the training images. In evaluation, the shared expert answers for all others."""
+        encoder: Any = getattr(self.metadata_encoder, "encoder", None)
+        if not isinstance(encoder, LocationIdEmbedding):
+            raise MetadataError.of("metadata_encoder", type(encoder).__name__, "seen locations need 'location_id'")
+        encoder.set_seen(locations)
+        self._record(seen_locations=list(encoder.seen_locations))
+
     def set_coverage_radius(self, radius: float | None) -> None:
         """Sets how far from the training coordinates the router is trusted in evaluation.
 
@@ -130,13 +139,13 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         if radius is not None and coverage is None:
             remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
             raise MetadataError.of("coverage_radius", radius, remedy)
-        if radius is not None and any(isinstance(one, GeoMoeMlp) and one.shared is None for one in self.modules()):
+        if radius is not None and not answers_without_metadata(self):
             raise MetadataError.of("coverage_radius", radius, "shared_expert=False leaves no expert to fall back to")
         if coverage is not None:
             coverage.radius = radius
         self._record(coverage_radius=radius)
 
-    def _record(self, **options: float | None) -> None:
+    def _record(self, **options: float | list[int] | None) -> None:
         """Records options for timm's `save_for_hf`; a network on a backbone keeps its own copy of them."""
         update_model_args(self, **options)
         getattr(self, "mixture_args", {}).update(options)

@@ -28,12 +28,14 @@ from ..cli.values import LOCAL
 from ..data import Domain, EvaluationImages, Split, evaluation_loader
 from ..errors import ArgumentError, CheckpointError, DataError, check_regular_file
 from ..layers.compat import download_from_hf, hf_split
+from ..layers.geo_moe_mlp import answers_without_metadata
 from .averages import evaluation_view
 from .build import Network, data_config
-from .trained import WithFeatures, class_positions, network_digest, takes_metadata
+from .trained import WithFeatures, class_positions, network_digest, takes_metadata, uses_metadata
 
 _logger = logging.getLogger(__name__)
 CALIBRATION = "calibration.safetensors"
+SHARED = "shared_features"  # classifier's inputs of images that are answered without metadata
 SAMPLE = 1000  # images that represent the training images of a domain, or a domain that was held out
 TYPICAL = 0.995  # share of validation images within each of two distributions: at least 99% are within both
 _LOG_RANGE = (math.log(0.01), math.log(100.0))  # of temperatures
@@ -80,7 +82,8 @@ class Calibration:
     validation: Scores  # on validation images of the training domains
     held_out: Scores  # on domains that the network was not trained on
     held_out_domains: list[str]
-    distributions: dict[str, Distribution] = field(default_factory=dict)  # "pixels", and "features" if there are any
+    # "pixels", "features" if there are any, and "shared_features" if the network reads metadata
+    distributions: dict[str, Distribution] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors of the file by name."""
@@ -92,11 +95,17 @@ class Calibration:
         names = ("temperature", "network", "method", "classes", "held_out_domains")
         return {"calibration": json.dumps({name: vars(self)[name] for name in names})}
 
-    def unlike(self, images: Tensor, features: Tensor | None) -> Tensor:
-        """Whether images (B, ...) are unlike those of training, bool (B,), by pixels and, if given, features (B, D)."""
-        values = {"pixels": pixel_statistics(images), "features": features}
-        judged = [(part, values[name]) for name, part in self.distributions.items()]
-        return torch.stack([part.excludes(value) for part, value in judged if value is not None]).any(0)
+    def unlike(self, images: Tensor, features: Tensor | None, is_routed: Tensor | None = None) -> Tensor:
+        """Whether images (B, ...) are unlike those of training, bool (B,), by pixels and, if given, features (B, D).
+
+        `is_routed` is False where the network answered without metadata, and None stands for True everywhere.
+        """
+        is_unlike = self.distributions["pixels"].excludes(pixel_statistics(images))
+        judged = torch.ones_like(is_unlike) if is_routed is None or SHARED not in self.distributions else is_routed
+        for name, mask in {"features": judged, SHARED: ~judged}.items():
+            if features is not None and name in self.distributions:
+                is_unlike |= mask & self.distributions[name].excludes(features)
+        return is_unlike
 
 
 def pixel_statistics(images: Tensor) -> Tensor:
@@ -269,10 +278,14 @@ def calibrate(
     described = network
     with suppress(ArgumentError):  # several classifiers: the pixels alone tell other images
         described = WithFeatures(network)
+    has_paths = hasattr(network, "metadata_encoder") and getattr(network, "expert_mode", "routed") == "routed"
+    has_paths &= described is not network and answers_without_metadata(network)
     for batch in watched(evaluation_loader(images, batch_size=batch_size, workers=workers)):
         pixels, target, group, *metadata = (part.to(device) for part in batch)
         answer = described(pixels, *metadata)
         row = (target, group, pixel_statistics(pixels), *(answer if isinstance(answer, tuple) else (answer,)))
+        if has_paths:
+            row = (*row, uses_metadata(network, pixels, *metadata), described(pixels)[1])
         columns.append([part.cpu() for part in row])
     target, group, statistics, logits, *features = map(torch.cat, zip(*columns, strict=True))
     logits = logits.float()[:, class_positions(network, classes).argsort()]
@@ -280,7 +293,12 @@ def calibrate(
     is_training = ~is_validation & ~is_new
     temperature = fit_temperature(logits[is_validation], target[is_validation])
     probabilities = (logits / temperature).softmax(1)
-    values = {"pixels": (statistics, target * 0), **({"features": (features[0], target)} if features else {})}
+    everywhere = torch.ones_like(is_training)
+    values = {"pixels": (statistics, target * 0, everywhere)}
+    if features:
+        values["features"] = (features[0], target, features[1] if has_paths else everywhere)
+    if has_paths:
+        values[SHARED] = (features[2], target, everywhere)
     return Calibration(
         temperature=temperature,
         network=identify(network),
@@ -290,8 +308,9 @@ def calibrate(
         held_out=_scores(probabilities[is_new], target[is_new]),
         held_out_domains=[domains[index].name for index in held_out],
         distributions={
-            name: fit_distribution(part[is_training], labels[is_training], part[is_validation])
-            for name, (part, labels) in values.items()
+            name: fit_distribution(part[is_training & mask], labels[is_training & mask], part[is_validation & mask])
+            for name, (part, labels, mask) in values.items()
+            if (is_training & mask).any() and (is_validation & mask).any()
         },
     )
 

@@ -18,7 +18,7 @@ from .build import UNUSED, Network, build_network, saved_config
 _logger = logging.getLogger(__name__)
 # Attributes of modules that change outputs and are in no weight
 BEHAVIOR: tuple[str, ...] = ("expert_mode", "shared_only", "forced_expert", "radius", "top_k", "normalize_weights")
-BEHAVIOR += ("scores", "choice")
+BEHAVIOR += ("scores", "choice", "seen_locations")
 BEHAVIOR += ("first_frequency", "num_heads", "eps", "approximate", "global_pool", "pool_type", "pool_include_prefix")
 BEHAVIOR += ("beta", "stride", "padding", "dilation", "window_size", "shift_size")
 
@@ -171,10 +171,21 @@ def metadata_columns(network: nn.Module) -> tuple[str, ...]:
     return getattr(metadata_encoder(network), "columns", ())
 
 
+def uses_metadata(network: nn.Module, images: Tensor, *metadata: Tensor) -> Tensor:
+    """Whether a network in evaluation uses the metadata of images (B, ...), bool (B,).
+
+    MoGE uses no unknown place, no place outside the coverage, and no location id without a training image.
+    """
+    if not hasattr(network, "metadata_encoder"):
+        return torch.zeros(len(images), dtype=torch.bool, device=images.device)
+    present: Tensor = network.metadata_encoder(images, *metadata)[1]  # type: ignore[operator]
+    return present
+
+
 def unknown_metadata(metadata: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
     """Marks rows (N, ...) of metadata by which no network routes, bool (N,): negative ids, or unknown numbers."""
     if metadata.dtype.kind != "f":
-        return metadata < 0
+        return (metadata < 0).reshape(len(metadata))
     missing = np.isnan(metadata)
     return missing.all(axis=1) if columns else missing.any(axis=1)
 

@@ -246,7 +246,7 @@ def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes a CSV file; see `write_rows`."""
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, rows)
 
 

@@ -5,6 +5,7 @@ Axes: B samples, R embedding features, L degrees of the harmonics (l = 0 .. L-1,
 
 import math
 import warnings
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -168,14 +169,18 @@ class SinCosEncoder(CoordinateEncoder):
 class LocationIdEmbedding(OwnParameters):
     """A learned embedding for each discrete location, such as a camera trap (MoGE, section 2.3, iWildCam).
 
-    Ids run from 0 to `num_locations` - 1, and negative ids are unknown. `out_features` is R.
+    Ids run from 0 to `num_locations` - 1, and negative ids are unknown. `out_features` is R. `seen_locations` are those
+    of the training images.
     """
+
+    seen: Tensor | None
 
     def __init__(
         self,
         num_locations: int,
         out_features: int = 256,
         *,
+        seen_locations: Iterable[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -185,15 +190,29 @@ class LocationIdEmbedding(OwnParameters):
         self.num_locations = num_locations
         self.out_features = out_features
         self.table = nn.Embedding(num_locations, out_features, device=device, dtype=dtype)
+        self.register_buffer("seen", None, persistent=False)  # the configuration has it, and older weights lack it
+        if seen_locations is not None:
+            self.set_seen(seen_locations)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Truncated normal, standard deviation 0.02."""
         trunc_normal_(self.table.weight, std=0.02)
 
+    def set_seen(self, locations: Iterable[int]) -> None:
+        """Sets the locations of the training images. In evaluation, all others are unknown. Negative ids are none."""
+        self.seen_locations = tuple(sorted({int(location) for location in locations if location >= 0}))
+        known = torch.tensor(self.seen_locations, dtype=torch.long)
+        self.check(known)
+        seen = torch.zeros(self.num_locations, dtype=torch.bool).index_fill(0, known, True)
+        self.seen = seen.to(self.table.weight.device)
+
     def present(self, metadata: Tensor) -> Tensor:
-        """(B,) -> (B,) bool, True where the location is known (the id is not negative)."""
-        return metadata >= 0
+        """(B,) -> (B,) bool, True where the location is known: not negative and, in evaluation, seen in training."""
+        known = metadata >= 0
+        if self.seen is None or self.training:
+            return known
+        return known & self.seen[metadata.clamp(min=0)]
 
     def check(self, metadata: Tensor) -> None:
         """Checks that metadata are integers (B,) below `num_locations`."""
