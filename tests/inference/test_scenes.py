@@ -17,7 +17,7 @@ from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.data.readers import rasters
 from timm_moe_dg.data.readers.images import read_pixels
-from timm_moe_dg.inference import scenes
+from timm_moe_dg.inference import predictor, scenes
 from timm_moe_dg.inference.scenes import SIXTEEN_BIT, WindowRow, averaged, starts
 from timm_moe_dg.networks.averages import evaluation_view
 from timm_moe_dg.networks.build import build_network, data_config, save_network
@@ -278,6 +278,22 @@ def test_a_scene_of_other_values_than_the_training_images_is_noticed(moge, tmp_p
     assert "the means of its bands" not in caplog.text
     predict(moge, write_scene(tmp_path / "b.tif", values.astype(np.float32)), tmp_path / "map.tif", "--force")
     assert "b.tif': the means of its bands are" in caplog.text
+
+
+def test_windows_unlike_the_training_images_are_counted(gmoe, tmp_path, caplog, monkeypatch):
+    class Bright:
+        """Excludes images that are brighter than most."""
+
+        temperature, distributions = 1.0, ("pixels",)
+
+        def unlike(self, images, features, is_routed):
+            return images.mean((1, 2, 3)) > 0
+
+    monkeypatch.setattr(predictor, "find_calibration", lambda *given: Bright())
+    values = np.zeros((3, 48, 48), np.uint8)
+    values[:, :24, :24] = 255
+    predict(gmoe, write_scene(tmp_path / "scene.tif", values), tmp_path / "map.tif")
+    assert "1 of 4 windows (25%) are unlike the training images" in caplog.text
 
 
 def test_options_of_scenes_need_a_window(gmoe):

@@ -144,6 +144,8 @@ class LoadedModel:
         self.device = next(network.parameters()).device
         self.classes = label_names(network) or tuple(map(str, range(network.num_classes)))
         self.bands, self.view = bands_of(network), evaluation_view(network, img_size)
+        # Whether the calibration judges images by their features, too
+        self.judges_features = len(getattr(calibration, "distributions", ())) > 1
 
 
 def load_model(options: Any, network: Network | None = None) -> LoadedModel:
@@ -176,8 +178,7 @@ class Predictor:
         self.names = MetadataNames(has_ids, metadata_columns(network))
         self.columns = ["path", *self.names.all[:2], *answer_columns(options)]
         self.least, self.confident = thresholds(options, model.calibration)
-        self._judges_features = len(getattr(model.calibration, "distributions", ())) > 1
-        has_features = FEATURES in options.columns or self._judges_features
+        has_features = FEATURES in options.columns or model.judges_features
         self._forward = WithFeatures(network) if has_features else network
         self._images = RowImages(model.view, self.names, model.bands)
 
@@ -294,7 +295,7 @@ class Predictor:
             statuses[~is_routed.cpu().numpy()] = outside  # or a location id of no training image
             statuses[is_unknown] = SHARED_EXPERT
         if self.model.calibration is not None:
-            judged = features[0] if self._judges_features else None
+            judged = features[0] if self.model.judges_features else None
             statuses[self.model.calibration.unlike(images, judged, is_routed).cpu().numpy()] = UNLIKE
         return statuses.tolist()
 

@@ -37,7 +37,13 @@ from ..errors import ArgumentError, CheckpointError, StorageError
 from ..layers import LocationIdEmbedding
 from ..networks.averages import Ensemble
 from ..networks.build import warn_of_other_pixels
-from ..networks.trained import metadata_columns, metadata_encoder, warn_of_unknown_metadata
+from ..networks.trained import (
+    WithFeatures,
+    metadata_columns,
+    metadata_encoder,
+    uses_metadata,
+    warn_of_unknown_metadata,
+)
 from ..storage.files import all_or_nothing
 from .predict import ImageOptions, PredictOptions
 from .predictor import CertaintyOptions, ColumnOptions, LoadedModel
@@ -130,6 +136,7 @@ def predict_scene(options: SceneOptions, model: LoadedModel) -> list[str]:
             with import_rasterio().open(folder / path.name) as file:  # GDAL may lose a block without an error
                 for _, window in file.block_windows(1):
                     file.read(window=window)
+        scene.report()
         (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
         with _written(path):
             _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
@@ -178,6 +185,8 @@ class _Scene:
         self.tops, self.lefts = (starts(length, self.size, stride) for length in (height, width))
         self.positions = raster.positions(model.bands)
         self._check_memory()
+        self.forward = WithFeatures(model.network) if model.judges_features else lambda *given: (model.network(*given),)
+        self.unlike = np.zeros(2, int)  # windows unlike the training images, and all that were predicted
         self.is_compared = False  # whether a window was compared with the training images
         self.codes = EIGHT_BIT if len(model.classes) < EIGHT_BIT.nodata else SIXTEEN_BIT
         self.columns = self._metadata_columns()
@@ -239,6 +248,12 @@ class _Scene:
                 block = self.compose(rows, top, bottom)
                 file.write(block[: len(names)], window=self.part(0, top, raster.width, bottom - top))
 
+    def report(self) -> None:
+        """Logs the share of windows that are unlike the training images."""
+        unlike, total = self.unlike
+        if unlike:
+            _logger.warning(f"{unlike} of {total} windows ({unlike / total:.0%}) are unlike the training images")
+
     @torch.inference_mode()
     def predict_row(self, top: int) -> WindowRow:
         """Predicts the windows that start at a row of pixels."""
@@ -256,11 +271,16 @@ class _Scene:
                 continue
             images = torch.stack([view for view in views if view is not None]).to(self.model.device)
             more = (metadata[present].to(self.model.device),) if self.columns else ()
-            logits = self.model.network(images, *more).float()
+            logits, *features = self.forward(images, *more)
+            logits = logits.float()
             predicted = (logits / self.model.temperature).softmax(dim=1).cpu().numpy()
             if not np.isfinite(predicted).all():
                 raise CheckpointError(f"model={self.model.name!r}: its logits are NaN; give another checkpoint")
             probabilities[present] = predicted
+            if self.model.calibration is not None:
+                is_routed = uses_metadata(self.model.network, images, *more)
+                unlike = self.model.calibration.unlike(images, features[0] if features else None, is_routed)
+                self.unlike += np.array([int(unlike.sum()), len(present)])
         return WindowRow(probabilities, experts)
 
     def read_windows(self, top: int, lefts: np.ndarray) -> Iterator[Tensor | None]:
