@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ArgumentError, ProtocolError
 from .domains import Domain, Split, check_spellings, listed, normalized
-from .readers.csv_tables import below, name_of_field, read_csv
+from .readers.csv_tables import below, name_parser, read_csv
 
 NO_DOMAIN = "none"  # in place of test domains
 HELD_OUT_GROUPS = 0.2  # share of the groups of several domains to validate on, and again to test on
@@ -319,5 +319,5 @@ def _by_column(
     table.require([column], f"name one of these, or give a pattern {EXAMPLE}")
     rows = [normalized(path) for path in table.parsed(path_column, below(root), "a path below the folder")]
     table.check_unique(path_column, rows)
-    names = dict(zip(rows, table.parsed(column, name_of_field, "the name of a group"), strict=True))
+    names = dict(zip(rows, table.parsed(column, name_parser(columns), "the name of a group"), strict=True))
     return {path: names[normalized(path)] for files in paths for path in files if normalized(path) in names}

@@ -89,7 +89,8 @@ class DataOptions:
         help="keep images of one patient, plot or scene in the same split: a column of metadata.csv, or a regular "
         r"expression over paths with a capture group, such as '(P\d+)_' (default: off)")
     columns: Mapping[str, str] = option({}, role=DATA, type=key_value, nargs="*", metavar="NAME=COLUMN",
-        help="place_folder: your names of columns of metadata.csv, such as path=file label=diagnosis group=hospital")
+        help="place_folder: your names of columns of metadata.csv, such as path=file label=diagnosis; names=NA,None "
+        "lists words that are names, though they often stand for missing values")
     metadata_columns: Sequence[str] | None = option(None, role=DATA, nargs="+", metavar="COLUMN",
         help="MoGE: numeric columns of metadata.csv to route by, beside coordinates (default: none)")
     class_balanced: bool = option(False,

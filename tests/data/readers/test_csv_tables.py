@@ -265,6 +265,8 @@ def test_words_for_a_missing_value_are_no_names(tmp_path, column, word):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=rf"column '{column}' is .*{word}.*lines 2"):
         places(tmp_path, [{"path": "a.png", "lon": 1, "lat": 1, column: word}])
+    (domain,) = get_benchmark("place_folder").read(tmp_path, evaluating=True, columns={"names": f"?,{word}"})
+    assert word in {*domain.classes, domain.group}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from .rasters import is_placed, open_raster, places_of
 SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
+NAMES = "names"  # entry of the user's names of columns
 MAX_COMPARED = 32  # coordinates that are compared with those of the images
 FAR = 100.0  # km
 # What R, pandas and spreadsheets write for an empty field; those that pandas.read_csv reads as missing
@@ -333,11 +334,19 @@ def own_place(path: str) -> Place | None:
 # Parsers of fields
 
 
-def name_of_field(text: str) -> str:
-    """Accepts names, and no missing one. Returns their composed form."""
-    if text in _MISSING:
-        raise ValueError(text)
-    return normalized(text)
+def name_parser(columns: Mapping[str, str] | None) -> Callable[[str], str]:
+    """Returns a parser of names, in their composed form, that refuses words for a missing value.
+
+    The user's `columns` may have an entry `names`: such words that are names, separated by commas.
+    """
+    refused = _MISSING - set(str((columns or {}).get(NAMES, "")).split(","))
+
+    def parse(text: str) -> str:
+        if text in refused:
+            raise ValueError(text)
+        return normalized(text)
+
+    return parse
 
 
 def choice(*names: str) -> Callable[[str], str]:

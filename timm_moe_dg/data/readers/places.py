@@ -17,7 +17,7 @@ from PIL import Image
 
 from ...errors import ArgumentError, DataError
 from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, places_of, take
-from .csv_tables import below, choice, name_of_field, read_csv
+from .csv_tables import NAMES, below, choice, name_parser, read_csv
 from .images import Pixels
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -109,23 +109,28 @@ def read_place_folder(
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
     (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where `lon`
-    and `lat` are empty or absent, GeoTIFFs have those of their centers. Classes: the labels in alphabetical order.
-    Without a column `split`, the groups are domains to hold out in turn, and absent coordinates are unknown. `columns`
-    gives the table's own names of these columns. Numeric `metadata_columns`, such as a year, follow longitude and
-    latitude in the metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows,
-    except in data for `evaluating` a network alone.
+    and `lat` are empty or absent, GeoTIFFs have those of their centers, and photographs those of GPS tags. Classes: the
+    labels in alphabetical order. Without a column `split`, the groups are domains to hold out in turn, and absent
+    coordinates are unknown. `columns` gives the table's own names of these columns, and as `names` words such as NA
+    that are no missing values. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the metadata. A
+    `DataError` names the lines of wrong fields. A group with id_val rows needs train rows, except in data for
+    `evaluating` a network alone.
     """
     root = given_folder(data_dir, "metadata.csv and the images it names")
-    columns = dict(columns or {})
+    columns, parse_name = dict(columns or {}), name_parser(columns)
+    columns.pop(NAMES, None)
     if unknown := columns.keys() - set(ALL_COLUMNS):
-        raise ArgumentError.of("columns", columns, f"{min(unknown)} is none of {', '.join(ALL_COLUMNS)}; remove it")
+        raise ArgumentError.of(
+            "columns", columns, f"{min(unknown)} is none of {', '.join((*ALL_COLUMNS, NAMES))}; remove it"
+        )
     required = [*(columns.get(name, name) for name in COLUMNS), *map(str, columns.values())]
     table = read_csv(root / "metadata.csv", required)
     table |= {name: table[str(column)] for name, column in columns.items()}
     paths = table.parsed("path", _existing(root), "an image below the folder")
     table.check_unique("path", paths)
-    labels = table.parsed("label", name_of_field, "a label")
-    groups = table.parsed("group", name_of_field, "the name of a group")
+    named = "words such as NA are missing values, unless --columns names=NA says otherwise"
+    labels = table.parsed("label", parse_name, f"a label; {named}")
+    groups = table.parsed("group", parse_name, f"the name of a group; {named}")
     is_split = "split" in table
     parts = ["train"] * len(paths)
     if is_split:
