@@ -108,13 +108,13 @@ def read_place_folder(
     """Reads a folder of images with coordinates in its metadata.csv. Every training step draws equally from each group.
 
     Format: columns `path` (below the folder), `label`, `lon` and `lat` (degrees; nan in both if unknown), `split`
-    (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where `lon`
-    and `lat` are empty or absent, GeoTIFFs have those of their centers, and photographs those of GPS tags. Classes: the
-    labels in alphabetical order. Without a column `split`, the groups are domains to hold out in turn, and absent
-    coordinates are unknown. `columns` gives the table's own names of these columns, and as `names` words such as NA
-    that are no missing values. Numeric `metadata_columns`, such as a year, follow longitude and latitude in the metadata. A
-    `DataError` names the lines of wrong fields. A group with id_val rows needs train rows, except in data for
-    `evaluating` a network alone.
+    (train, id_val, id_test, ood_val or ood_test) and `group` (such as a region; one name for all will do). Where
+    `lon` and `lat` are empty or absent, GeoTIFFs have those of their centers, and photographs those of GPS tags.
+    Classes: the labels in alphabetical order. Without a column `split`, the groups are domains to hold out in turn,
+    and absent coordinates are unknown. `columns` gives the table's own names of these columns, and as `names` words
+    such as NA that are no missing values. Numeric `metadata_columns`, such as a year, follow longitude and latitude
+    in the metadata. A `DataError` names the lines of wrong fields. A group with id_val rows needs train rows, except
+    in data for `evaluating` a network alone.
     """
     root = given_folder(data_dir, "metadata.csv and the images it names")
     columns, parse_name = dict(columns or {}), name_parser(columns)
