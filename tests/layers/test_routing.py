@@ -264,3 +264,20 @@ def test_onnx_computes_the_same(kind, tmp_path):
     for number in (3, 1, 6):
         x = images(number).float() + 0.1  # other tokens: a first threshold is the score of one
         torch.testing.assert_close(program(x), moe(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+@pytest.mark.parametrize("shift", [0.0, -30.0, -80.0, -300.0, 200.0])
+def test_sigmoid_weights_and_mass_are_exact_at_any_shift(top_k, shift):
+    """Far below zero a sigmoid is the exponential, so that weights are the softmax of the chosen logits."""
+    router = LinearRouter(5, 5, top_k=top_k, scores="sigmoid", noise_std=0.0)
+    logits = torch.randn(7, 5, generator=torch.manual_seed(0))
+    routing = router._route((logits + shift).requires_grad_(), None)
+    scores = (logits.double() + shift).sigmoid()
+    if shift < -40:
+        scores = logits.double().exp()
+    torch.testing.assert_close(routing.probabilities.double(), scores / scores.sum(-1, keepdim=True), atol=1e-4, rtol=0)
+    chosen = scores.gather(-1, routing.expert_indices)
+    expected = chosen / chosen.sum(-1, keepdim=True)
+    torch.testing.assert_close(routing.combine_weights.double(), expected, atol=1e-4, rtol=0)
+    assert routing.combine_weights.sum(-1).allclose(torch.ones(7))

@@ -168,8 +168,8 @@ class Router(OwnParameters):
 
     def importance(self, logits: Tensor) -> Tensor:
         """(T, E) logits without noise -> (T, E) routing mass: the scores of all experts, with sum 1."""
-        scores = self.score(logits)
-        return scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if self.scores == "sigmoid" else scores
+        # In logarithms, since small sigmoids underflow
+        return F.logsigmoid(logits).softmax(dim=-1) if self.scores == "sigmoid" else self.score(logits)
 
     def loss(self, routing: RouterOutput) -> Tensor:
         """Auxiliary loss of the last training forward, a scalar: by default the `loss_form` 'vmoe' or 'tutel'."""
@@ -241,8 +241,13 @@ class Router(OwnParameters):
             biased = scores if self.expert_bias is None else scores + self.expert_bias.to(scores.dtype)
             expert_indices = top_k_indices(biased, self.top_k)
             combine_weights = scores.gather(-1, expert_indices)
-        if self.normalize_weights:
-            # The bound is for items without experts, and for sigmoids that underflow
+        if self.normalize_weights and self.scores == "sigmoid":
+            # As below, in logarithms, since small sigmoids underflow. An item without experts has weights of 0
+            logs = F.logsigmoid(noisy_logits).gather(-1, expert_indices)
+            logs = logs if dropped is None else logs.masked_fill(dropped, -torch.inf)
+            combine_weights = logs.softmax(dim=-1).nan_to_num()
+        elif self.normalize_weights:
+            # The bound is for items without experts
             combine_weights = combine_weights / combine_weights.sum(dim=-1, keepdim=True).clamp(min=1e-20)
         mass = self.importance(logits)
         return RouterOutput(logits, noisy_logits, mass, expert_indices, combine_weights, noise_std, dropped, valid)
