@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 from math import isnan, nan
 
+import numpy as np
 import pytest
 
 from tests.invented import ARGS, invented_records, make_record
@@ -47,6 +48,16 @@ def test_validation_accuracy_is_the_plain_mean_of_the_training_domains_with_an_o
     assert validation_accuracy(invented(0, (1.0, 0.25, 0.5), test=(0, 2))) == 0.25
     assert validation_accuracy(invented(0, (1.0, nan, 0.5))) == 0.5
     assert isnan(validation_accuracy(invented(0, (1.0, nan, nan))))
+
+
+def test_ties_are_decided_by_the_rounding_of_domainbeds_mean():
+    """Sums of the same numbers differ in the last digit by their order."""
+    shares = list(product((1 / 10, 2 / 10, 3 / 10, 6 / 10, 7 / 10), repeat=3))
+    pairs = [(a, b) for a, b in product(shares, repeat=2) if abs(sum(a) - sum(b)) < 1e-12 and np.mean(a) != np.mean(b)]
+    assert len(pairs) > 50
+    for first, second in pairs:
+        records = [invented(step, (0.0, *accuracies)) for step, accuracies in ((0, first), (300, second))]
+        assert training_domain_validation(records).step == (300 if np.mean(second) > np.mean(first) else 0)
 
 
 def test_reported_accuracy_averages_test_domains_with_images():

@@ -10,9 +10,10 @@ Of equal values, DomainBed's tables take the earliest step of a run and the high
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf, isnan, nan
-from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
+
+import numpy as np
 
 from ..data import UNGROUPED
 from ..errors import RecordError
@@ -34,7 +35,8 @@ def validation_accuracy(record: Record, validated: Collection[int] | None = None
     if validated is None:
         validated = {domain for domain, accuracy in enumerate(record.out_acc) if not isnan(accuracy)}
     counted = [domain for domain in record.training_domains if domain in validated]
-    return fmean([record.out_acc[domain] for domain in counted]) if counted else nan
+    # As DomainBed's mean, whose rounding decides between evaluations with equally many right images
+    return float(np.mean([record.out_acc[domain] for domain in counted])) if counted else nan
 
 
 def reported_accuracy(record: Record) -> float:
@@ -75,9 +77,9 @@ def reported_score(name: str) -> Callable[[Record], float]:
 
 
 def _mean(accuracies: Sequence[float]) -> float:
-    """The mean without NaN, which empty splits have; NaN if nothing is left."""
+    """DomainBed's mean without NaN, which empty splits have; NaN if nothing is left."""
     present = [accuracy for accuracy in accuracies if not isnan(accuracy)]
-    return fmean(present) if present else nan
+    return float(np.mean(present)) if present else nan
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:
@@ -119,7 +121,7 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
     if not complete:
         pairs = ", ".join(f"{{{target}, {other}}}" for other in alone[0].training_domains)
         raise RecordError(f"records: no hyper-parameter seed and step is in all the runs that hold out {pairs}")
-    return _best(complete, lambda record: _mean([*left_out[_setting(record)].values()]))
+    return _best(complete, lambda record: _mean([score for _, score in sorted(left_out[_setting(record)].items())]))
 
 
 def oracle(records: Sequence[Record]) -> Record:
