@@ -56,7 +56,7 @@ def test_ties_are_decided_by_the_rounding_of_domainbeds_mean():
     pairs = [(a, b) for a, b in product(shares, repeat=2) if abs(sum(a) - sum(b)) < 1e-12 and np.mean(a) != np.mean(b)]
     assert len(pairs) > 50
     for first, second in pairs:
-        records = [invented(step, (0.0, *accuracies)) for step, accuracies in ((0, first), (300, second))]
+        records = [invented(step, (0.0, *accuracies), (0.0,) * 4) for step, accuracies in ((0, first), (300, second))]
         assert training_domain_validation(records).step == (300 if np.mean(second) > np.mean(first) else 0)
 
 
