@@ -42,8 +42,6 @@ OTHERS = {
     "pip install .": ".ci/run",
     "python -m pytest": ".ci/run",
     "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
-    "pip install peft torchao transformers": "large packages, for one test file that skips what is missing",
-    "python -m pytest tests/models/test_ecosystem.py": "tests/models/test_ecosystem.py",
     "bash tests/timm_release.sh": "fetches timm's own tests, minutes",
     "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
     "python examples/earth/": "tests/examples/test_earth.py",
