@@ -9,7 +9,7 @@ from markdown import markdown as rendered
 
 from tests.hub.published import card_of_run, fine_tuned
 from tests.hub_server import card_mistakes
-from timm_moe_dg.cli.text import code, csv_cell, csv_path, duration, markdown, one_line
+from timm_moe_dg.cli.text import code, csv_cell, csv_path, markdown, one_line
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -89,8 +89,3 @@ def test_a_card_whose_names_are_hostile_has_no_markup_of_theirs(tmp_path):
     assert elements.cells[elements.cells.index("Classes") + 1] == f"{len(HOSTILE)}: {', '.join(HOSTILE)}"
     assert {one_line(name) for name in domains} <= set(elements.cells)
     assert "25.0 (![g](x))" in elements.cells
-
-
-def test_durations_have_the_unit_that_fits():
-    texts = [duration(seconds) for seconds in (0, 89, 90, 3600, 7200)]
-    assert texts == ["about 0 s", "about 89 s", "about 2 min", "about 60 min", "about 2 h"]

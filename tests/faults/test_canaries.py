@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -251,14 +250,6 @@ def test_an_image_starts_no_program(best, place, name):
     run("predict", "--model", f"local-dir:{best}", place / "images", "-j", 0, "--output", place / "out.csv")
     assert not sprung()
     assert f"{name},,,unreadable" in (place / "out.csv").read_text()
-
-
-def test_an_image_that_would_start_a_program_does_so_in_pillow(place):
-    """What `decoders` keeps out; it could be left out if this failed."""
-    (place / "a.jpg").write_bytes(IMAGES["a.jpg"])
-    with Image.open(place / "a.jpg") as image, suppress(OSError):
-        image.load()
-    assert sprung()
 
 
 @pytest.mark.parametrize("linked", ["best", "best_oracle", "checkpoints"])

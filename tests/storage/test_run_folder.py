@@ -5,6 +5,7 @@ import errno
 import math
 import os
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -144,36 +145,35 @@ def test_columns_of_the_summary_keep_their_order_when_records_are_read_back():
     assert summary_table(again) == summary_table(records)
 
 
-@pytest.fixture
-def expected(tmp_path):
-    """The files of a run that was left alone."""
+def append(rest):
+    def change(path):
+        with (path / "results.jsonl").open("ab") as file:
+            file.write(rest)
+
+    return change
+
+
+def cut(path):
+    text = (path / "results.jsonl").read_text()
+    (path / "results.jsonl").write_text(text[:-9])
+
+
+def damage(path):
+    (path / "checkpoints" / "step-000004.pt").write_bytes(b"damaged")
+
+
+ADDED = [append(rest) for rest in (b"", b'{"step": 6, "epo', b"\xff\xfe")]  # a last line that was cut is dropped
+
+
+# Step 5 is just after an evaluation, and 6 between two. An evaluation is repeated if its line was cut, and dropped and
+# repeated if it is after the checkpoint
+@pytest.mark.parametrize(("upto", "change"), [*product((5, 6), ADDED), (5, cut), (5, damage)])
+def test_a_resumed_run_has_the_files_of_one_that_was_left_alone(tmp_path, upto, change):
     run(tmp_path / "whole")
-    return content(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("upto", [5, 6], ids=["just after an evaluation", "between evaluations"])
-@pytest.mark.parametrize("rest", ["", '{"step": 6, "epo', "\xff\xfe"])
-def test_a_resumed_run_drops_a_last_line_that_was_cut(tmp_path, expected, upto, rest):
     run(tmp_path / "a", upto=upto)
-    with (tmp_path / "a" / "results.jsonl").open("ab") as file:
-        file.write(rest.encode("latin1"))
+    change(tmp_path / "a")
     run(tmp_path / "a", resume=True)
-    assert content(tmp_path / "a") == expected
-
-
-def test_an_evaluation_of_the_checkpoint_s_own_step_is_repeated_if_its_line_was_cut(tmp_path, expected):
-    run(tmp_path / "a", upto=5)
-    path = tmp_path / "a" / "results.jsonl"
-    path.write_text(path.read_text()[:-9])
-    run(tmp_path / "a", resume=True)
-    assert content(tmp_path / "a") == expected
-
-
-def test_evaluations_after_an_older_checkpoint_are_dropped_and_repeated(tmp_path, expected):
-    run(tmp_path / "a", upto=5)
-    (tmp_path / "a" / "checkpoints" / "step-000004.pt").write_bytes(b"damaged")
-    run(tmp_path / "a", resume=True)
-    assert content(tmp_path / "a") == expected
+    assert content(tmp_path / "a") == content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

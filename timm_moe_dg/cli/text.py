@@ -1,4 +1,4 @@
-"""Texts that people read: names escaped for terminals, logs, Markdown and CSV, and durations.
+"""Texts that people read: names escaped for terminals, logs, Markdown and CSV.
 
 jinja2 escapes HTML, and PyYAML escapes YAML.
 """
@@ -69,11 +69,3 @@ def csv_path(path: str) -> str:
 
 def _is_formula(text: str) -> bool:
     return text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
-
-
-def duration(seconds: float) -> str:
-    """Formats an estimated time in seconds, such as "about 5 min"."""
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 90:
-        return f"about {seconds:.0f} s"
-    return f"about {minutes} min" if minutes < 120 else f"about {hours} h"

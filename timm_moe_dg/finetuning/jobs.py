@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..cli.text import duration, one_line
+from ..cli.text import one_line
 from ..errors import ArgumentError, FolderInUseError, needs
 from ..storage.files import is_owned, owned
 from ..storage.run_folder import DONE
@@ -63,13 +63,12 @@ class Job:
         return "failed" if status and int(status[1]) not in INTERRUPTED else "incomplete"
 
     def progress(self) -> str:
-        """Describes how many steps were evaluated, and about how long the others take, as far as is known."""
+        """Describes how many steps were evaluated, as far as is known."""
         try:
             record = json.loads((self.folder / "results.jsonl").read_text().splitlines()[-1])
-            done, steps, seconds = record["step"] + 1, record["args"]["steps"], record["step_time"]
-            return f"{done} of {steps} steps, {duration((steps - done) * seconds)} left"
+            return f"{record['step'] + 1} of {record['args']['steps']} steps"
         # Nothing is evaluated yet, or a line is being written, or the file is damaged
-        except (OSError, ValueError, LookupError, TypeError, OverflowError):
+        except (OSError, ValueError, LookupError, TypeError):
             return "no evaluation yet"
 
 
