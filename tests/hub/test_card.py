@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
 
+import timm_moe_dg
 from tests.hub.published import (
     ACCURACIES,
     CARDS,
@@ -36,8 +37,11 @@ from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.hub.card import card_data, losses_in_effect, write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, load_folder
 from timm_moe_dg.hub.push import push_folder
+from timm_moe_dg.networks.calibration import Calibration, Scores, fit_distribution, identify
+from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS, run_parser
 from timm_moe_dg.protocols.records import Record
+from timm_moe_dg.storage.run_folder import save_calibration
 
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
 INSIDE, OUTSIDE = ACCURACIES[20]
@@ -123,6 +127,36 @@ def test_the_snippet_runs_on_what_was_published(name, hub, tmp_path, monkeypatch
     torch.manual_seed(0)
     exec(snippet, {})
     assert capsys.readouterr().out.strip() in CLASSES
+
+
+@pytest.mark.parametrize(("temperature", "is_calibrated"), [(1.0, True), (2.7182818, True), (2.7182818, False)])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("gmoe_tiny_patch16", None), ("moge_tiny", "shared"), ("d3g_tiny_patch16", None)]
+)
+def test_the_snippet_gives_the_probabilities_of_predict(name, mode, temperature, is_calibrated, tmp_path, monkeypatch):
+    network = fine_tuned(name)
+    if mode:
+        network.set_expert_mode(mode)
+    run = write_run(tmp_path / "run", network)
+    source = f"local-dir:{run / 'best'}"
+    digest = identify(load_trained(source)) if is_calibrated else "of other weights"
+    scores = [Scores(torch.ones(1), torch.ones(1)) for _ in range(2)]
+    pixels = fit_distribution(torch.randn(9, 6), torch.zeros(9).long(), torch.randn(9, 6))
+    save_calibration(Calibration(temperature, digest, "", list(CLASSES), *scores, [], {"pixels": pixels}), run / "best")
+    (tmp_path / "folder").mkdir()
+    origin = fill_from_run(tmp_path / "folder", run)
+    text = write_card(tmp_path / "folder", load_folder(run / "best"), REPOSITORY, origin, CARDS).text
+    assert ("divided by the temperature" in text) == (is_calibrated and temperature != 1)
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    Image.effect_noise((40, 50), 80).save(tmp_path / "image.jpg")
+    (tmp_path / "places.csv").write_text("path,lon,lat\nimage.jpg,13.4,52.5\n")
+    monkeypatch.chdir(tmp_path)
+    values = {}
+    exec(snippet.replace(f"hf-hub:{REPOSITORY}", f"local-dir:{tmp_path / 'folder'}"), values)
+    places = {"metadata": "places.csv"} if "metadata" in snippet else {}
+    (row,) = timm_moe_dg.predict(source, "image.jpg", top_k=5, workers=0, **places).to_dict("records")
+    expected = {row[f"class{rank}"]: row[f"probability{rank}"] for rank in ("", "_2", "_3", "_4", "_5")}
+    assert dict(zip(CLASSES, values["probabilities"][0].tolist(), strict=True)) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["moge_tiny", "erm_le_tiny_patch16"])

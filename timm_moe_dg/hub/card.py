@@ -16,12 +16,14 @@ from torch import nn
 
 from ..algorithms.hparams import LOSS_COEFFICIENTS
 from ..cli.text import code, markdown, one_line
+from ..cli.values import LOCAL
 from ..data import BENCHMARKS
 from ..data.readers.places import POOLED
 from ..errors import RecordError
 from ..layers import LossWeights
 from ..networks.bands import bands_of
 from ..networks.build import CONFIG, Config, read_config, without_origin
+from ..networks.calibration import find_calibration
 from ..networks.trained import label_names
 from ..protocols.records import Record
 from ..protocols.selection import counted, headlines, images, worst_groups
@@ -117,8 +119,11 @@ def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
 
 
 def _model_facts(folder: Path, config: Config, network: nn.Module) -> dict[str, object]:
+    calibration = find_calibration(f"{LOCAL}{folder}", network)
+    temperature = calibration.temperature if calibration else 1.0
     return {
         "architecture": config["architecture"],
+        "scaling": f".div({temperature!r})" if temperature != 1 else "",
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "num_classes": network.num_classes,
         "classes": label_names(network) or (),
