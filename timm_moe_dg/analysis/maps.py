@@ -69,11 +69,13 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
-    joined = {}
-    for index, routing in parts[0].items():
-        first, entropy = (torch.cat([part[index][field] for part in parts]) for field in (0, 1))
-        joined[index] = routing._replace(first=first, entropy=entropy)
-    return joined
+    return {
+        index: routing._replace(
+            first=torch.cat([part[index].first for part in parts]),
+            entropy=torch.cat([part[index].entropy for part in parts]),
+        )
+        for index, routing in parts[0].items()
+    }
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
