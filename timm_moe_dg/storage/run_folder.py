@@ -75,7 +75,10 @@ class Checkpoints:
         """Removes all but the newest, and what a kill has left of others."""
         leftovers = [*self.folder.glob(".step-*.new"), *self.folder.glob("step-*.sha256")]
         for path in [*self._paths()[:-number], *leftovers]:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:  # no reason to end a run
+                _logger.warning(f"{str(path)!r}: cannot be deleted ({error.strerror}); delete it by hand")
 
     def newest(self) -> RunState | None:
         """Reads the newest intact checkpoint; None if there is none. Damaged ones are reported."""
