@@ -179,7 +179,7 @@ def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
     veil = np.stack([*np.ones((3, *pale.shape)), np.where(pale, VEIL, 0.0)], axis=-1)
     scale: Style = {"cmap": colors, "vmin": -1.5, "vmax": domains.num_experts - 0.5}
     for cells in (experts, veil):
-        axes.imshow(cells, extent=tuple(domains.extent), origin="lower", interpolation="nearest", **scale)
+        axes.imshow(cells, extent=domains.extent, origin="lower", interpolation="nearest", **scale)
     notes = [f"pale: more than {FAR:,.0f} km from all training images"] if pale.any() else []
     if domains.radius is not None:
         notes.append(f"white: the shared expert alone, more than {domains.radius:,.0f} km from all training images")

@@ -71,7 +71,8 @@ def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> di
     parts = [routing_maps(model, *batch) for batch in batches]
     joined = {}
     for index, routing in parts[0].items():
-        first, entropy = (torch.cat([part[index][field] for part in parts]) for field in (0, 1))
+        first = torch.cat([part[index].first for part in parts])
+        entropy = torch.cat([part[index].entropy for part in parts])
         joined[index] = routing._replace(first=first, entropy=entropy)
     return joined
 

@@ -64,7 +64,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
             style: Style = {"linestyle": "--" if name in held_out else "-" if name.endswith(OUT) else ":"}
             if name in MEANS:
                 style = {"linestyle": MEANS[name], "color": "black", "linewidth": 2.6}
-            _draw(upper, trained, fitted(name, 30), 100 * np.array(values), **style)
+            _draw(upper, trained, fitted(name, 30), [100 * value for value in values], **style)
         selected = training_domain_validation(records)
         if not selected.averaged:
             label = f"selected step {selected.step}"
