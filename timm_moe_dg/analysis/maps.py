@@ -69,13 +69,12 @@ def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None)
 def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
     """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
     parts = [routing_maps(model, *batch) for batch in batches]
-    return {
-        index: routing._replace(
-            first=torch.cat([part[index].first for part in parts]),
-            entropy=torch.cat([part[index].entropy for part in parts]),
-        )
-        for index, routing in parts[0].items()
-    }
+    joined = {}
+    for index, routing in parts[0].items():
+        first = torch.cat([part[index].first for part in parts])
+        entropy = torch.cat([part[index].entropy for part in parts])
+        joined[index] = routing._replace(first=first, entropy=entropy)
+    return joined
 
 
 def chosen_block(maps: Mapping[int, object], block: int | None) -> int:

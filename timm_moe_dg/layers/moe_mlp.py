@@ -41,6 +41,7 @@ class RoutedMlp(OwnParameters):
         self.record_routing = False
         # Overwritten and never added to: gradient checkpointing runs a forward twice and must leave one record
         self.routing: RouterOutput | None = None
+        self.is_training_record = False  # whether `routing` is that of a training forward
 
     @property
     def fc1(self) -> StackedLinear:
@@ -75,12 +76,23 @@ class RoutedMlp(OwnParameters):
     def record(self, routing: RouterOutput) -> None:
         """Keeps the routing of a forward, in training or on demand."""
         if self.training or self.record_routing:
-            self.routing = routing
+            self.routing, self.is_training_record = routing, self.training
             self.router.count(routing)
+
+    def training_routing(self) -> RouterOutput | None:
+        """Returns the routing of the last training forward; None if there was none.
+
+        Raises:
+            ArgumentError: An evaluation was recorded since. Its losses would have no gradient.
+        """
+        if self.routing is not None and not self.is_training_record:
+            remedy = "the last recorded forward was in evaluation; run a training forward before its losses"
+            raise ArgumentError.of("model", type(self).__name__, remedy)
+        return self.routing
 
     def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
         """Returns the router's losses, see `layers.reports`."""
-        routing = self.routing
+        routing = self.training_routing()
         if routing is None:
             return {}
         losses = {"aux_loss": ReportedLoss(self.router.loss(routing), weights.aux_coef)}

@@ -43,7 +43,8 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
         >>> loss = F.cross_entropy(logits, torch.tensor([0, 6])) + 0.01 * timm_moe_dg.auxiliary_loss(model)
     """
     layers = _routed_layers(model).values()
-    losses = [_scalar(layer, layer.router.loss(layer.routing)) for layer in layers if layer.routing is not None]
+    recorded = [(layer, routing) for layer in layers if (routing := layer.training_routing()) is not None]
+    losses = [_scalar(layer, layer.router.loss(routing)) for layer, routing in recorded]
     if layers and not losses:
         remedy = "its mixture layers have recorded no routing; run a forward in training mode"
         raise ArgumentError.of("model", type(model).__name__, remedy)
