@@ -1,6 +1,7 @@
 """Losses of whole models: the auxiliary loss where others doubled or scaled it, and MoGE's through its layers."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -244,3 +245,19 @@ def test_the_perturbation_is_relative_to_each_matrix_and_differs_between_experts
         torch.testing.assert_close(relative, torch.full((6,), 0.05), rtol=0.1, atol=0.0)
         assert not torch.equal(noise[0], noise[1])
         torch.testing.assert_close(getattr(noisy, name).bias, getattr(plain, name).bias)
+
+
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny"])
+def test_losses_of_an_evaluation_are_refused_until_the_next_training_forward(name):
+    model = timm.create_model(name, num_classes=3, img_size=32, depth=4, embed_dim=24, num_heads=2)
+    images, targets = torch.randn(2, 3, 32, 32), torch.tensor([0, 2])
+    given = [torch.tensor([[13.4, 52.5], [2.3, 48.9]])] if name == "moge_tiny" else []
+    model.train()(images, *given)
+    before = timm_moe_dg.auxiliary_loss(model)
+    with timm_moe_dg.record_routing(model.eval()):
+        model(images, *given)
+    for loss in (partial(timm_moe_dg.auxiliary_loss, model), partial(reported_losses, model, targets)):
+        with pytest.raises(ArgumentError, match="evaluation"):
+            loss()
+    model.train()(images, *given)
+    assert timm_moe_dg.auxiliary_loss(model).requires_grad == before.requires_grad

@@ -12,7 +12,7 @@ from timm.layers import GluMlp, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from ..errors import RouterError
+from ..errors import ArgumentError, RouterError
 from .assignments import expert_capacity, over_capacity
 from .experts import StackedExperts, StackedLinear
 from .feed_forwards import GatedActivation, read_feed_forward
