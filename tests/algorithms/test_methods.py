@@ -14,6 +14,7 @@ from tests.algorithms.networks import CLASSES, SmallMlp, build, minibatches, net
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
 from timm_moe_dg.algorithms.adversarial import cycle_length
 from timm_moe_dg.errors import ArgumentError, ProtocolError
+from timm_moe_dg.layers.router import Router
 from timm_moe_dg.networks.freeze import freeze_batch_norm
 
 
@@ -192,6 +193,37 @@ def test_adversaries_give_the_run_s_optimizer_their_betas_and_take_turns():
     sgd = StepContext(net, torch.optim.SGD(net.parameters(), lr=0.1))
     algorithm.update(sgd, minibatches("mlp", 1))
     assert "betas" not in sgd.optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize("name", ["adan", "adanw", "adamp", "lion"])
+def test_adversaries_leave_further_betas_as_they_are(name):
+    net = network("mlp").float()
+    optimizer = create_optimizer_v2(net, name, lr=1e-3)
+    before = optimizer.param_groups[0]["betas"]
+    algorithm, _ = build("DANN", net, d_steps_per_g_step=1)
+    algorithm.float()
+    for step in range(2):
+        batch = [(images.float(), targets) for images, targets in minibatches("mlp", step)]
+        algorithm.update(StepContext(net, optimizer), batch)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.9, *before[2:])
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize(("name", "turns"), [("DANN", [0, 1, 0, 0, 1]), ("CDANN", [1, 0, 1, 0, 1]), ("ERM", [1] * 5)])
+def test_routers_count_the_items_of_the_network_s_own_steps(monkeypatch, name, turns, skipped):
+    counts = []
+    monkeypatch.setattr(Router, "after_step", lambda self: counts.append(int(self.expert_counts.sum())))
+    net = network("mixture")
+    layer = net.blocks[1].mlp
+    layer.router.expert_bias = torch.zeros(3, dtype=torch.float64)
+    algorithm, context = build(name, net)
+    for step, is_network in enumerate(turns):
+        counts.clear()
+        context.optimizer.step_was_skipped = skipped
+        algorithm.take_step(context, minibatches("mixture", step))
+        items = 3 * 6 * 5 * layer.router.top_k  # domains, images, and four patches with a class token
+        assert counts == ([items] if is_network and not skipped else [])
+        assert layer.router.expert_counts.sum() == 0
 
 
 def test_fish_interpolates_running_statistics_and_keeps_counts():

@@ -112,8 +112,8 @@ class Adversarial(Counting):
         """Updates the network or the discriminator."""
         self.chunk(minibatches, context.grad_accum_steps)  # refuses accumulation
         for group in context.optimizer.param_groups:
-            if "betas" in group:
-                group["betas"] = (self.hparams["beta1"], 0.9)
+            if "betas" in group:  # Adan's are three
+                group["betas"] = (self.hparams["beta1"], 0.9, *group["betas"][2:])
         self.count_step()
         if self.trains_network:
             self._optimizer.zero_grad()

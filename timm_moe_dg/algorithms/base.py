@@ -177,8 +177,8 @@ class Algorithm(Tunable, ABC):
         """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
         scalars = self.update(context, minibatches)
         # Steps are skipped by the scaling of float16 gradients
-        if self.trains_network and not getattr(context.optimizer, "step_was_skipped", False):
-            after_step(context.model)
+        is_skipped = getattr(context.optimizer, "step_was_skipped", False)
+        after_step(context.model, moves=self.trains_network and not is_skipped)
         return scalars
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:

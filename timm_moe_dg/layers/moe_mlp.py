@@ -106,9 +106,10 @@ class RoutedMlp(OwnParameters):
 
 
 @torch.no_grad()
-def after_step(model: nn.Module) -> None:
+def after_step(model: nn.Module, *, moves: bool = True) -> None:
     """Calls `Router.after_step` of every router; call this once after each optimizer step of a training loop.
 
+    Without `moves` the forwards since the last call do not count, as those of a step that left the network unchanged.
     The routers' `expert_counts` are added over the processes of torch.distributed before, and start at 0 afterwards.
     Models without a router that has an `after_step` are left as they are. The model may be wrapped for distributed
     training.
@@ -119,12 +120,13 @@ def after_step(model: nn.Module) -> None:
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     for router in model.modules():
         if isinstance(router, Router) and router.has_after_step():
-            for name in ("expert_counts", "threshold_sums") if several else ():
+            for name in ("expert_counts", "threshold_sums") if several and moves else ():
                 if (value := getattr(router, name)) is not None:
                     setattr(router, name, value.to(next(model.parameters()).device))
                     torch.distributed.all_reduce(getattr(router, name))
-            router.after_step()
-            router.expert_counts = torch.zeros_like(router.expert_counts)
+            if moves:
+                router.after_step()
+            router.reset_counts()
 
 
 @register_notrace_module

@@ -202,6 +202,11 @@ class Router(OwnParameters):
             reached = sums[:-1] / sums[-1]
             moved = torch.where(before > 1, reached, before.lerp(reached, 1 - self.threshold_decay))
             before.copy_(torch.where(sums[-1] > 0, moved, before))  # a step without forwards moves nothing
+
+    def reset_counts(self) -> None:
+        """Empties what was counted since the last call."""
+        self.expert_counts = torch.zeros_like(self.expert_counts)
+        if self.threshold_sums is not None:
             self.threshold_sums = torch.zeros_like(self.threshold_sums)
 
     @torch.no_grad()
