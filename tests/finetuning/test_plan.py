@@ -36,6 +36,10 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
     assert rows[0] == ["class", "training", "validation", "held", "out"]
     assert [sum(map(int, row[1:4])) for row in rows[1:]] == [7, 5, 3]
     assert rows[3] == ["owl", "0", "0", "3"]
+    (tmp_path / "a" / "dog" / "more.png").write_bytes((tmp_path / "a" / "dog" / "0.png").read_bytes())
+    args = plan_of(tmp_path, *data, "--test-domains", "b", "--dry-run").record_args
+    assert args["most_frequent_class"] == "dog"
+    assert [sum(images) for images in args["most_frequent"]] == [6, 0]
     assert "\noptimizer: adam, learning rate " in text
     assert "no training image is of the classes 'owl'" in caplog.text
     assert not {"class", "optimizer:"} & set(describe(plan_of(tmp_path, *data)).split())

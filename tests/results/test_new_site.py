@@ -1,5 +1,6 @@
 """The accuracy to expect at a new site, against scipy and arithmetic by hand on invented runs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan
@@ -99,6 +100,35 @@ def test_few_domains_have_no_interval_and_ends_are_clipped() -> None:
 def test_each_rule_of_the_recommendation(accuracies: list[float], advice: str) -> None:
     site = new_site(sweep({"vit": [[accuracy] for accuracy in accuracies]}))
     assert recommendation(site).startswith(f"ERM, vit: {advice}")
+
+
+def empty_sites(accuracies: Sequence[float], empty: float = 0.835) -> list[FinishedRun]:
+    """Runs on sites of which most images are of one class."""
+    sizes, right = [[200, 50]] * len(accuracies), [[round(200 * empty), round(50 * empty)]] * len(accuracies)
+    facts = {"num_classes": 3, "split_sizes": sizes, "most_frequent": right, "most_frequent_class": "empty"}
+    return sweep({"vit": [[accuracy] for accuracy in accuracies]}, **facts)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "advice"),
+    [
+        (
+            [0.835] * 6,
+            "do not deploy it, .* 83.5% .*class of the training images .empty. gives 83.5%: .*nothing beyond",
+        ),
+        ([0.84, 0.85, 0.84, 0.83], "do not deploy it, .*hardly more"),
+        ([0.8] * 4, "do not deploy it, .* 80.0% .*nothing beyond"),
+        ([0.95, 0.96, 0.95, 0.94], "deploy it if an accuracy of"),
+        ([0.85, 0.99, 0.99, 0.99], "test it on labeled images of each new site first"),
+    ],
+)
+def test_a_network_is_compared_with_the_most_frequent_class(accuracies: list[float], advice: str) -> None:
+    site = new_site(empty_sites(accuracies))
+    assert re.match(f"ERM, vit: {advice}", recommendation(site))
+    assert site.zero == pytest.approx(0.835)
+    assert "(empty) gives 83.5% on the same domains" in "".join(sentences(site))
+    (texts,) = site_tables(site).values()
+    assert set(texts["most frequent class"]) == {"83.5"}
 
 
 def states(site: NewSite) -> dict[str, str]:

@@ -132,10 +132,20 @@ def make_plan(options: RunOptions) -> RunPlan:
     sizes = [[len(split.inside), len(split.outside)] for split in splits]
     record_args = {**args, "test_envs": test_domains, "domains": names, "domain_facts": facts, "split_sizes": sizes}
     counts = class_counts(domains, splits, training)
+    record_args |= most_frequent(domains, splits, int(np.argmax([row[0] for row in counts])))
     if untrained := [repr(name) for name, row in zip(domains[0].classes, counts, strict=True) if not row[0]]:
         words = f"no training image is of the classes {listed(untrained, MAX_CLASSES)}"
         _logger.warning(f"{words}: the model cannot learn them")
     return RunPlan(filled, benchmark, hparams, domains, training, splits, folder, record_args)
+
+
+def most_frequent(domains: Sequence[Domain], splits: Sequence[Split], target: int) -> Arguments:
+    """Returns what answering with one class would give: its name, and its images in both splits of each domain."""
+    images = [
+        [int((np.asarray(domain.targets)[rows] == target).sum()) for rows in (split.inside, split.outside)]
+        for domain, split in zip(domains, splits, strict=True)
+    ]
+    return {"most_frequent_class": domains[0].classes[target], "most_frequent": images}
 
 
 def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,8 +41,8 @@ from ..protocols.selection import (
     validation_accuracy,
 )
 from ..results.comparison import row_texts
-from ..results.new_site import near_chance, new_site, percent, recommendation, sentences, site_tables
-from ..results.runs import RESULTS, FinishedRun, domain_names, find_runs
+from ..results.new_site import above, new_site, percent, recommendation, sentences, site_tables
+from ..results.runs import RESULTS, FinishedRun, domain_names, find_runs, validation_of_most_frequent
 from ..results.tables import OPTIONAL_COLUMNS, make_tables
 from ..storage.files import write_text
 from .evaluated import Evaluated, plot_confusion, plot_reliability
@@ -175,8 +175,11 @@ def cautions(run: FinishedRun) -> list[str]:
     if not all(isfinite(loss) for record in run.records for loss in record.losses.values()):
         texts.append("Diverged, since losses are not finite")
     accuracy = validation_accuracy(training_domain_validation(run.records))
-    if classes and not accuracy > near_chance(classes):  # NaN counts too
-        texts.append(f"Selection is at chance (guessing gives {percent(1 / classes)}%), so its step means little")
+    zero, name = validation_of_most_frequent(first), "the most frequent class"
+    if isnan(zero):
+        zero, name = 1 / classes if classes else 0.0, "guessing"
+    if zero and not accuracy > above(zero):  # NaN counts too
+        texts.append(f"Selection is hardly above {name} ({percent(zero)}%), so its step means little")
     validated = first.images(first.training_domains, out=True)
     if validated is not None and validated < FEW:
         texts.append(f"Selection rests on {validated} validation images of the training domains")

@@ -308,7 +308,9 @@ DEFAULTS: Arguments = vars(RunOptions())
 # Entries of args.yaml and of DomainBed's records that are not options
 _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
-    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),  # `data` is their digest
+    # `data` is their digest
+    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),
+    **dict.fromkeys(("most_frequent_class", "most_frequent"), ONCE),
     **dict.fromkeys(("data", "weights_sha256", "mixed_precision"), MEASURED),
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),

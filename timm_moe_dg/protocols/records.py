@@ -39,6 +39,8 @@ _OPTIONAL_ARGS: Mapping[str, Kind] = {
     "average_of": [str],
     "average_method": str,
     "split_sizes": [[int]],  # numbers of images in both splits of each domain
+    "most_frequent": [[int]],  # of these, images of the class that training images have most often
+    "most_frequent_class": str,
     "domain_facts": [[str]],  # role, group and split of each domain
     "versions": dict,
 }
@@ -132,9 +134,10 @@ class Record:
         domains = len(columns["in_acc"])
         if any(len(scores) != domains for scores in tables["metrics"].values()):
             raise RecordError("metrics: must have a number for each domain; the row is damaged")
-        sizes = args.get("split_sizes")
-        if sizes is not None and [len(pair) for pair in sizes] != [2] * domains:
-            raise RecordError("split_sizes: must have two numbers for each domain; the row is damaged")
+        for name in ("split_sizes", "most_frequent"):
+            numbers = args.get(name)
+            if numbers is not None and [len(pair) for pair in numbers] != [2] * domains:
+                raise RecordError(f"{name}: must have two numbers for each domain; the row is damaged")
         if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < domains]:
             raise RecordError(f"test_envs: there is no domain {unknown[0]}; the row is damaged")
         return cls(**fields, **columns, **tables, losses=row)

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..errors import RecordError
 from ..protocols.records import Record
 from ..protocols.selection import training_domain_validation, validation_accuracy
 from .comparison import FORMATS, formatted, holm, sign_flip_p
-from .runs import FinishedRun, RowKey, by_row, domain_names, unseen_accuracies
+from .runs import FinishedRun, RowKey, by_row, domain_names, most_frequent_accuracies, unseen_accuracies
 
 LEAST_DOMAINS = 4  # of a prediction interval
 CONFIDENCE, LEVEL = 0.95, 0.05  # of the interval, and of the tests
@@ -41,6 +41,14 @@ class NewSite:
     by_training_domains: pd.DataFrame  # accuracy of the recommended row: number of training domains x domain
     by_training_images: pd.DataFrame  # of rows that differ in --holdout-fraction alone: number of images x domain
     nested: float  # mean accuracy if the row is chosen anew without the domain that it is tested on
+    zero: float  # mean accuracy of the training images' most frequent class on the same domains, or else of guessing
+
+    @property
+    def zero_in_words(self) -> str:
+        """What reaches `zero`."""
+        name = self.runs[0].records[0].args.get("most_frequent_class")
+        source = "guessing" if name is None else f"the most frequent class of the training images ({name})"
+        return f"{source} gives {percent(self.zero)}%"
 
 
 def prediction_interval(accuracies: Sequence[float]) -> tuple[float, float, bool]:
@@ -82,10 +90,15 @@ def new_site(runs: Sequence[FinishedRun]) -> NewSite:
     rows, full = _rows(counted, accuracies), _complete(accuracies)
     best = rows.row[0]
     of_best = counted[counted.row == best].groupby("domain")
-    domains = of_best[["accuracy", "validation"]].mean().assign(seeds=of_best.seed.nunique()).sort_values("accuracy")
+    zero = of_best.zero.mean().mean()
+    if isnan(zero):
+        zero = 1 / (runs[0].args.get("num_classes") or inf)
+    domains = (
+        of_best[["accuracy", "zero", "validation"]].mean().assign(seeds=of_best.seed.nunique()).sort_values("accuracy")
+    )
     by_domains = _by_domain(observed[observed.row == best], "trained").dropna()
     nested = np.mean([full.loc[full.drop(columns=name).mean(axis="columns").idxmax(), name] for name in full])
-    return NewSite(runs, rows, domains, by_domains, _by_training_images(counted, best), float(nested))
+    return NewSite(runs, rows, domains, by_domains, _by_training_images(counted, best), float(nested), zero)
 
 
 def _check_same_data(runs: Sequence[FinishedRun]) -> None:
@@ -111,9 +124,11 @@ def _observed(runs: Sequence[FinishedRun]) -> pd.DataFrame:
         record = training_domain_validation([record for run in members for record in run.records])
         images = record.images(record.training_domains)
         facts = (validation_accuracy(record), nan if images is None else images)
+        zeros = most_frequent_accuracies(record)
         for name, accuracy in unseen_accuracies(record).items():
-            lines.append((row, len(record.training_domains), name, seed, accuracy, *facts))
-    columns = ["row", "trained", "domain", "seed", "accuracy", "validation", "images"]
+            zero = zeros.get(name, nan)
+            lines.append((row, len(record.training_domains), name, seed, accuracy, zero, *facts))
+    columns = ["row", "trained", "domain", "seed", "accuracy", "zero", "validation", "images"]
     table = pd.DataFrame(lines, columns=columns).dropna(subset="accuracy")
     # Each run scores the data's own "ood" domains, whichever domain it holds out besides
     return table.groupby(columns[:4], as_index=False).mean()
@@ -170,27 +185,28 @@ def percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}.1f}" if isfinite(share) else "-"
 
 
-def near_chance(num_classes: int) -> float:
-    """Returns an accuracy that is hardly above guessing: by five points, or by half of chance if that is less."""
-    return 1 / num_classes + min(0.05, 0.5 / num_classes)
+def above(zero: float) -> float:
+    """Returns an accuracy that is hardly above `zero`: by five points, or by half of what lies on either side of it."""
+    return zero + min(0.05, zero / 2, (1 - zero) / 2)
 
 
 def recommendation(site: NewSite) -> str:
     """Recommends in one sentence. The first rule that applies decides.
 
-    1. The mean is hardly above guessing (`near_chance`): do not deploy.
+    1. The mean is hardly above the training images' most frequent class (`above`): do not deploy.
     2. Fewer than `LEAST_DOMAINS` domains were held out: hold out more before deciding.
     3. The interval begins at or below that of rule 1: test on labeled images of each new site first.
     4. Otherwise: deploy where the lower end of the interval is enough.
     """
-    best, classes = site.rows.iloc[0], site.runs[0].args.get("num_classes")
-    chance, guessing = (near_chance(classes), f", and guessing gives {percent(1 / classes)}%") if classes else (0.0, "")
-    if best.accuracy <= chance:
-        advice = f"do not deploy it, because it reaches {percent(best.accuracy)}% on held-out domains{guessing}"
+    best, least = site.rows.iloc[0], above(site.zero)
+    zero = f", and {site.zero_in_words}" if site.zero else ""
+    if best.accuracy <= least:
+        learnt = "it has learnt nothing beyond it" if best.accuracy <= site.zero else "it has learnt hardly more"
+        advice = f"do not deploy it, because it reaches {percent(best.accuracy)}% on held-out domains{zero}: {learnt}"
     elif isnan(best.low):
         advice = f"hold out at least {LEAST_DOMAINS} domains before you decide, because these are {best.domains}"
-    elif best.low <= chance:
-        advice = f"test it on labeled images of each new site first, because {percent(best.low)}% is possible{guessing}"
+    elif best.low <= least:
+        advice = f"test it on labeled images of each new site first, because {percent(best.low)}% is possible{zero}"
     else:
         advice = f"deploy it if an accuracy of {percent(best.low)}% is enough at a new site"
     return f"{best.row}: {advice}."
@@ -207,6 +223,7 @@ def sentences(site: NewSite) -> list[str]:
         f"Accuracy to expect at a new site (data set {site.runs[0].dataset}): {percent(best.accuracy)}%, the mean over "
         f"{best.domains} held-out domains with {best.seeds} trial seed{'' if best.seeds == 1 else 's'}.",
         f"95% prediction interval for one new site: {interval}.",
+        *([f"To compare with: {site.zero_in_words} on the same domains."] if site.zero else []),
         f"Worst held-out domain: {best.worst_domain}, {percent(best.worst)}%.",
         f"Validation accuracy on the training domains: {gap if isfinite(best.gap) else 'unknown, without images'}.",
         *_what_helps(site),
@@ -251,6 +268,7 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
             line |= {"p, pairs": f"{row.p:.2g}", "p, domains": f"{row.p_domains:.2g}"}
         compared.append(line)
     texts = pd.DataFrame({"held-out domain": domains.domain, "accuracy": domains.accuracy.map(percent)})
+    texts["most frequent class"] = domains.zero.map(percent)
     texts["validation"], texts["seeds"] = domains.validation.map(percent), domains.seeds.map(str)
     tables = {f"Held-out domains of {site.rows.row[0]}, the worst first": texts}
     return {"Rows compared": pd.DataFrame(compared).fillna("-"), **tables} if len(compared) > 1 else tables

@@ -7,6 +7,7 @@ training domain per region, like geo_digits and FMoW_regions.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import cast, get_args
 
@@ -299,6 +300,31 @@ def unseen_accuracies(record: Record) -> dict[str, float]:
     # A single training domain has this name alone
     groups = {} if TRAINING_PREFIX.strip() in trained else group_scores(record, "ood")
     return {group: accuracy for group, accuracy in groups.items() if group not in {*trained, UNGROUPED}}
+
+
+def most_frequent_accuracies(record: Record) -> dict[str, float]:
+    """Returns what the most frequent class of the training images would reach where `unseen_accuracies` has accuracies.
+
+    Records that do not count it, such as DomainBed's, have none.
+    """
+    right, sizes, names = record.args.get("most_frequent"), record.args.get("split_sizes"), domain_names([record])
+    if right is None or sizes is None:
+        return {}
+    places = {names[domain]: domain for domain in record.test_domains}
+    if record.roles:
+        facts = enumerate(record.args.get("domain_facts") or ())
+        places = {group: domain for domain, (role, group, _) in facts if role == "ood"}
+    unseen = unseen_accuracies(record)
+    return {name: right[i][0] / sizes[i][0] for name, i in places.items() if name in unseen and sizes[i][0]}
+
+
+def validation_of_most_frequent(record: Record) -> float:
+    """Returns what that class would reach in training-domain validation; NaN where it is not counted."""
+    right, sizes = record.args.get("most_frequent"), record.args.get("split_sizes")
+    if right is None or sizes is None:
+        return nan
+    shares = [right[i][1] / sizes[i][1] for i in record.training_domains if sizes[i][1]]
+    return sum(shares) / len(shares) if shares else nan
 
 
 def _regions(record: Record) -> dict[int, str]:
