@@ -5,6 +5,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 import timm
@@ -79,3 +80,24 @@ def test_changed_routing_is_put_back(monkeypatch):
             first = model(images)
         with replace.rerouted(model, replace.forced(3)):
             torch.testing.assert_close(model(images), first)
+
+
+def test_places_alone_are_the_nearest_tiles_by_the_chord_between_them(monkeypatch):
+    monkeypatch.setattr(Benchmark, "read", partialmethod(read_few, Benchmark.read))
+    places = load_file(EXAMPLES / "earth/places.py")
+    monkeypatch.setattr(places, "NEIGHBORS", (1,))
+    domains = places.get_benchmark("blue_marble").read(None)
+    domains = places.hold_out(domains, places.test_positions(["europe"], domains))
+
+    def of_role(role):
+        angles, labels = places.rows([domain for domain in domains if domain.role == role])
+        latitude, longitude = angles.T.astype(np.float64)
+        level = np.cos(latitude)
+        return np.stack([level * np.cos(longitude), level * np.sin(longitude), np.sin(latitude)], axis=1), labels
+
+    points, labels = of_role("train")
+    overall, _, unseen = places.accuracies("europe")
+    for role, accuracy in (("id", overall), ("ood", unseen)):
+        others, targets = of_role(role)
+        nearest = (others @ points.T).argmax(axis=1)
+        assert (labels[nearest] == targets).mean() == pytest.approx(accuracy, abs=0.01)  # ties
