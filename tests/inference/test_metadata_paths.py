@@ -11,9 +11,12 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
 import timm_moe_dg
+from tests.data.readers.test_csv_tables import gps
+from tests.geo_files import halves, write_scene
 from tests.inference.conftest import TREES
 from tests.saved_run import saved_run
 from timm_moe_dg.data import Split
+from timm_moe_dg.data.readers.csv_tables import own_place
 from timm_moe_dg.data.readers.digits import geo_digits
 from timm_moe_dg.errors import MetadataError
 from timm_moe_dg.inference.predictor import OK, SHARED_EXPERT
@@ -115,3 +118,21 @@ def test_training_images_look_familiar_with_their_places_and_without(has_places,
     for given, status in ((rows, SHARED_EXPERT), ({**rows, **places}, OK)):
         answers = timm_moe_dg.predict_part(tmp_path / "best", given, workers=0)
         assert (answers.status == status).mean() >= 0.97
+
+
+def test_images_without_metadata_have_the_place_of_their_file(tmp_path):
+    """A GeoTIFF, a photograph with GPS tags, and one without a place."""
+    saved_run(tmp_path, "moge_tiny", TREES)
+    values = (halves(32, 32)[:3] // 256).astype(np.uint8)
+    write_scene(tmp_path / "a.tif", values)
+    Image.new("RGB", (32, 32), (90, 60, 30)).save(tmp_path / "b.jpg", exif=gps(-58.38, -34.6))
+    Image.new("RGB", (32, 32)).save(tmp_path / "c.png")
+    paths = [str(tmp_path / name) for name in ("a.tif", "b.jpg", "c.png")]
+    network = load_trained(f"local-dir:{tmp_path / 'best'}")
+    answers = timm_moe_dg.predict(network, paths, workers=0, columns=["logits"])
+    place = own_place(paths[0]).degrees
+    rows = [[*place], [-58.38, -34.6], [math.nan, math.nan]]
+    table = pd.DataFrame(rows, columns=["lon", "lat"]).assign(path=paths)
+    expected = timm_moe_dg.predict_part(network, table, workers=0, columns=["logits"])
+    np.testing.assert_allclose(np.stack(answers["logits"]), np.stack(expected["logits"]), atol=1e-5)
+    assert answers["status"].tolist() == [OK, OK, SHARED_EXPERT]

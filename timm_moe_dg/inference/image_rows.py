@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.bands import RGB_BANDS, Bands
-from ..data.readers.csv_tables import Table, csv_chunks, metadata_values, parquet_chunks, slashes, text_table
+from ..data.readers.csv_tables import (
+    Table,
+    csv_chunks,
+    metadata_values,
+    own_place,
+    parquet_chunks,
+    slashes,
+    text_table,
+)
 from ..data.readers.folders import describe_left_out, image_paths, is_hidden, kind_of
 from ..data.readers.images import Transform, image_extensions, read_pixels, warn_if_squeezed
 from ..errors import DataError, ImageReadError
@@ -194,6 +202,7 @@ class RowImages(Dataset):
     transform: Transform
     names: MetadataNames
     bands: Bands = RGB_BANDS
+    reads_places: bool = False  # whether images without metadata have the place that their file tells
 
     def __getitem__(self, batch: Batch) -> Decoded:
         positions, images, metadata, reasons = list[int](), list[Tensor](), list[tuple[float, ...]](), list[str]()
@@ -221,7 +230,8 @@ class RowImages(Dataset):
 
     def _metadata(self, row: ImageRow, tar: BinaryIO | None) -> tuple[float, ...]:
         if row.metadata is not None or row.note is None or tar is None:
-            return row.metadata or self.names.unknown
+            own = own_place(row.path) if self.reads_places and row.metadata is None and row.member is None else None
+            return row.metadata or (self.names.unknown if own is None else (*own.degrees, *self.names.unknown[2:]))
         try:
             note = json.loads(row.note.read(tar))
             given = note if isinstance(note, dict) else {}

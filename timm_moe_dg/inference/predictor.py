@@ -180,7 +180,8 @@ class Predictor:
         self.least, self.confident = thresholds(options, model.calibration)
         has_features = FEATURES in options.columns or model.judges_features
         self._forward = WithFeatures(network) if has_features else network
-        self._images = RowImages(model.view, self.names, model.bands)
+        reads_places = self.reads_metadata and not has_ids
+        self._images = RowImages(model.view, self.names, model.bands, reads_places)
 
     @torch.inference_mode()
     def parts(self, parts: Iterable[tuple[int, list[ImageRow]]]) -> Iterator[Part]:
