@@ -202,3 +202,27 @@ def test_a_network_with_channels_last_answers_alike_and_saves_the_same_file(tmp_
     save_network(network, tmp_path / "last", ("a", "b", "c"), data_config(network))
     names = ("model.safetensors", "config.json")
     assert all((tmp_path / "usual" / one).read_bytes() == (tmp_path / "last" / one).read_bytes() for one in names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, None),
+        ({"expert_drop": 0.3, "router_noise": 0.5}, None),
+        ({"top_k": 1}, "top_k=1 (2)"),
+        ({"router_kwargs": {"scores": "sigmoid"}, "router": "linear"}, "router_kwargs={'scores': 'sigmoid'} (None)"),
+        ({"normalize_weights": False}, "normalize_weights=False (None)"),
+    ],
+)
+def test_options_that_differ_from_those_of_a_checkpoint_are_named(tmp_path, caplog, changes, named):
+    size = {"patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "moe_layers": (1,), "num_experts": 3}
+    size |= {"router": "linear"} if "router" in changes else {}
+    network = build_network("gmoe_tiny_patch16", 3, img_size=32, model_kwargs={**size, "top_k": 2})
+    save_network(network, tmp_path, list("abc"), data_config(network, 32))
+    kwargs = {**size, "top_k": 2, **changes}
+    build_network(
+        "gmoe_tiny_patch16", 3, initial_checkpoint=tmp_path / "model.safetensors", img_size=64, model_kwargs=kwargs
+    )
+    messages = [message for message in caplog.messages if "were trained with the options" in message]
+    assert len(messages) == (named is not None)
+    assert (named or "") in "".join(messages)

@@ -14,6 +14,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DPN_MEAN, IMAGEN
 from timm.data.model_config import resolve_input_data_config
 from timm.layers import PatchEmbed
 from timm.models import (
+    get_model_args,
     is_model_in_modules,
     load_state_dict,
     parse_model_name,
@@ -36,6 +37,12 @@ UNUSED = "unused_"  # start of the names of logits that no class has
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
+# Options that change the size of inputs or the training alone
+_FREE_OPTIONS = frozenset(
+    ("img_size", "in_chans", "num_classes", "expert_drop", "expert_reinit", "expert_perturbation")
+)
+_FREE_OPTIONS |= {"router_noise", "metadata_drop", "drop_path_rate", "drop_rate", "coverage_points"}
+_FREE_OPTIONS |= {"coverage_radius", "seen_locations"}
 _logger = logging.getLogger(__name__)
 Config: TypeAlias = dict[str, Any]  # content of timm's config.json
 Network: TypeAlias = Any  # timm's classes have attributes that torch.nn.Module does not declare
@@ -93,7 +100,8 @@ def build_network(
         # Also names a damaged field, where timm would fail far from the file
         own = saved_config(name)
         own_bands, is_physical = own.get("bands"), bool(own.get("physical_values"))
-        saved_bands = saved_config(name, initial_checkpoint).get("bands")
+        start_config = saved_config(name, initial_checkpoint)
+        saved_bands = start_config.get("bands")
         options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
         # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
         keeps_classifier = loads or num_classes is None
@@ -127,6 +135,8 @@ def build_network(
         if rgb is not None:
             place_kernels(network, rgb, bands, band_init)
         take_bands(network, bands, keeps_statistics=bool(own_bands), from_rgb=from_rgb)
+    if initial_checkpoint:
+        _warn_of_options(network, start_config, initial_checkpoint)
     resized = num_classes not in (None, classes)
     if resized:
         network.reset_classifier(num_classes)
@@ -136,6 +146,19 @@ def build_network(
     classifier = "new" if resized or not loads else "same"
     _logger.info(f"{name}: {count:,} parameters from {start}, {classifier} classifier")
     return network
+
+
+def _warn_of_options(network: nn.Module, config: Config, checkpoint: str | os.PathLike[str]) -> None:
+    """Names options, such as top_k, that differ from those of a checkpoint whose weights have the same shapes."""
+    if config.get("architecture") != getattr(network, "pretrained_cfg", {}).get("architecture"):
+        return
+    given, saved = get_model_args(network), config.get("model_args", {})
+    # As config.json holds them, where tuples are lists
+    given = json.loads(json.dumps(given, default=str))
+    names = sorted((given.keys() & saved.keys()) - _FREE_OPTIONS)
+    if differing := [f"{name}={given[name]!r} ({saved[name]!r})" for name in names if given[name] != saved[name]]:
+        remedy = "the weights were trained with the options in parentheses; give these in --model-kwargs to keep them"
+        _logger.warning(f"initial_checkpoint={str(checkpoint)!r}: {', '.join(differing)}: {remedy}")
 
 
 def default_drop_path(name: str) -> float:
