@@ -122,7 +122,7 @@ def test_the_index_is_of_the_in_splits_of_training_domains_alone(domains):
     model = moge()
     cover_training_coordinates(model, coverage_plan(domains, None))
     trained = torch.cat([rows(domain, "inside") for domain in domains[:2]])
-    expected = thin_coordinates(trained).points
+    expected = thin_coordinates(trained)
     coverage = model.metadata_encoder.coverage
     torch.testing.assert_close(coverage.points / 1e6, expected.float(), rtol=0, atol=1e-4)
     assert coverage.radius is None

@@ -71,6 +71,7 @@ def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
         patch.setattr("timm_moe_dg.__main__.main", served.append)
         runpy.run_path(str(space / "app.py"))
     assert served == [["demo", f"hf-hub:{REPOSITORY}"]]
+    assert (space / "requirements.txt").read_text().startswith("timm_moe_dg[demo]==")
 
 
 def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):

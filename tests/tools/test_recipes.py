@@ -13,7 +13,7 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.data import BENCHMARKS
 from timm_moe_dg.protocols.planner import plan_runs
-from timm_moe_dg.results.papers import FIGURES, differences, with_tag
+from timm_moe_dg.results.papers import FIGURES, is_of_recipe, with_tag
 from timm_moe_dg.results.runs import FinishedRun
 
 FILES = sorted((TOOLS / "recipes").glob("*.yaml"))
@@ -80,7 +80,7 @@ def test_a_header_states_the_papers_figures(path):
         if options.get("dataset", figure.dataset) != figure.dataset:
             continue
         run = run_of(path, figure.dataset, algorithm)
-        if not differences(figure, run):
+        if is_of_recipe(figure, run):
             by_domain = figure.column if single else f"{figure.dataset} {figure.column}"
             where = figure.dataset if figure.column == "average" else by_domain
             error = "" if figure.error is None else f" ± {figure.error}"
