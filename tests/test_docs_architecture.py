@@ -27,7 +27,3 @@ def test_every_named_file_exists():
     files = [name for name in names if name.startswith(("timm_moe_dg/", "tools/", "tests/"))]
     assert len(files) > 10
     assert not [name for name in files if not (ROOT / name).exists()]
-
-
-def test_the_page_is_short():
-    assert len(PAGE.splitlines()) < 120

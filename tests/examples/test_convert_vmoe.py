@@ -166,15 +166,6 @@ def test_arrays_come_back_as_they_were_whatever_they_were_cut_into(files, parts,
     assert all(np.array_equal(loaded[name].numpy(), value) for name, value in arrays.items())
 
 
-def test_files_of_another_checkpoint_are_noticed(tmp_path):
-    write_vmoe(tmp_path / "vmoe", made_arrays())
-    write_vmoe(tmp_path / "other", made_arrays(), parts=1)
-    for number in range(2):
-        (tmp_path / f"other.data-{number:05d}-of-00002").replace(tmp_path / f"vmoe.data-{number:05d}-of-00002")
-    with pytest.raises(CheckpointError, match="data files lack slices"):
-        CONVERT["read_arrays"](tmp_path / "vmoe")
-
-
 @pytest.mark.parametrize(
     ("function", "changes", "named"),
     [

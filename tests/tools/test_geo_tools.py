@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -120,30 +119,6 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
 
 
-def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
-    domain = next(domain for domain in geo_digits() if domain.group == "Oceania")
-    domain.image(0).save(tmp_path / "a.png")
-    (tmp_path / "where.csv").write_text(f"path,lon,lat\na.png,{','.join(map(str, domain.metadata[0]))}\n")
-    words = [str(tmp_path / "a.png"), "--model", f"local-dir:{run / 'best'}", "-j", "0", "--output"]
-    place = ["--metadata", str(tmp_path / "where.csv")]
-    rows = []
-    for radius, more in (("100", []), ("100", place), ("inf", place)):
-        load_tool("predict").main([*words, str(tmp_path / "out.csv"), "--force", "--coverage-radius", radius, *more])
-        rows.append((tmp_path / "out.csv").read_text().splitlines()[1].split(","))
-    (*shared, of_shared), (*covered, of_covered), (*routed, of_routed) = rows
-    assert (of_shared, of_covered, of_routed) == ("shared_expert", "outside_coverage", "ok")
-    assert covered == shared != routed
-
-
-def test_without_matplotlib_the_numbers_are_written(run, monkeypatch, caplog) -> None:
-    shutil.rmtree(run / "figures", ignore_errors=True)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert {"nmi", "forced_experts"} <= visualize(run, "--map-step", "15").keys()
-    assert [path.name for path in (run / "figures").iterdir()] == ["analysis.json"]
-    for name in ("curves", "map", "routing", "forced_experts"):
-        assert f"{name}.png is not drawn: drawing needs matplotlib" in caplog.text
-
-
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
     options = ["--freeze", "backbone", "--expert-mode", "shared"]
@@ -164,13 +139,6 @@ def test_baselines_run_through_the_same_command(model: str, extra: list[str], tm
     record = read_records(baseline / "results.jsonl")[-1]
     assert set(record.roles) == {"id", "ood", "id_val"}
     assert "cka_loss" not in record.losses
-
-
-def test_a_mistake_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="num_tokens"):
-        train(tmp_path, "--model", "moge_tiny", "--cka-tokens", "1", "--model-kwargs", *SIZE)
-    with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
-        visualize(tmp_path)  # no run was made
 
 
 def test_a_held_out_region_is_scored_and_drawn_with_all_its_images(tmp_path: Path) -> None:

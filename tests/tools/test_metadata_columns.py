@@ -140,9 +140,3 @@ def test_pictures_of_a_run_with_columns(run, monkeypatch):
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn
     assert {rows.shape[1] for rows in places.values()} == {2}  # matplotlib would draw further columns as other points
-
-
-def test_a_network_that_reads_none_refuses_them(folder, table, tmp_path):
-    data = ["--dataset", "place_folder", "--data-dir", folder, "--output", tmp_path, "--experiment", "a"]
-    with pytest.raises(SystemExit, match=r"metadata_columns=\['month'\]: test_vit"):
-        finetune(*data, "--model", "test_vit", *QUICK, "--steps", "2", "--metadata-columns", "month")

@@ -129,16 +129,6 @@ def test_an_image_that_cannot_be_decoded_or_is_a_file_of_this_machine_is_refused
         shutil.rmtree(tmp_path / "set")
 
 
-def test_a_folder_of_image_files_is_read(tmp_path):
-    folder = tmp_path / "set" / "train"
-    folder.mkdir(parents=True)
-    for number, name in enumerate(("a.png", "b.png")):
-        Image.new("RGB", (5, 4), (number, 0, 0)).save(folder / name)
-    (folder / "metadata.csv").write_text("file_name,domain,label\na.png,photo,cat\nb.png,photo,dog\n")
-    (photo,) = get_benchmark(f"hub:{tmp_path / 'set'}").read(None)
-    assert numbers(photo) == [0, 1]
-
-
 class ConnectError(Exception):
     """The clients of the transport have different ones."""
 
