@@ -19,7 +19,7 @@ import timm
 
 import timm_moe_dg
 from tests.hub_server import fill_cache
-from tests.load_tool import load_tool
+from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -29,42 +29,6 @@ FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 PROGRAMS = ("python", "accelerate", "pip", "npm", "bash", "git", "timm-moe-dg")
 INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # to files of this repository
-
-# Beginning of a command that is no tool's -> the file that runs it, or why no test does
-OTHERS = {
-    "pip install -e .[dev]": ".ci/run",
-    "pip install -e .[train]": "the README's command without the images",
-    "pip install -e .[train,earth]": ".ci/run",
-    "pip install -e .[train,": "the extras are those of the line above and below",
-    "pip install resvg-py": "an extra of development",
-    "npm install --prefix packages": "14 MB, for tests/examples/test_emoji_styles.py with packages of its own",
-    "pip install .": ".ci/run",
-    "python -m pytest": ".ci/run",
-    "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
-    "pip install peft torchao transformers": "large packages, for one test file that skips what is missing",
-    "python -m pytest tests/models/test_ecosystem.py": "tests/models/test_ecosystem.py",
-    "bash tests/timm_release.sh": "fetches timm's own tests, minutes",
-    "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
-    "python examples/earth/": "tests/examples/test_earth.py",
-    "python examples/theorems/": "tests/examples/test_theorems.py",
-    "python examples/emoji_styles/": "tests/examples/test_emoji_styles.py",
-    "python examples/run_plans.py": "hours; tests/examples/test_emoji_styles.py reads the plans",
-    "python examples/emoji_styles/choose_rates.py": "tests/examples/test_emoji_styles.py",
-    "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
-    "python examples/compare.py": "tests/examples/test_fashion_shift.py",
-    "python examples/experts.py": "tests/examples/test_fashion_shift.py",
-    "python examples/routers/": "tests/examples/test_routers.py",
-    "python examples/method_costs.py": "tests/examples/test_method_costs.py",
-    "python examples/merge_experts.py": "tests/tools/test_average.py",
-    "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
-    "bash examples/emoji_styles/average.sh": "timm-moe-dg average, 50 times",
-    "python examples/text_head.py": "tests/examples/test_text_head.py",
-    "python examples/convert_vmoe.py": "tests/examples/test_convert_vmoe.py",
-    "python train.py": "tests/test_docs_hub.py",
-    "python -c import runpy, sys": "tests/test_docs_hub.py",
-    "accelerate config": "accelerate's own; it asks questions",
-}
-LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
 
 
 def inline_commands(text: str) -> list[list[str]]:
@@ -83,7 +47,13 @@ def block_commands(text: str) -> list[list[str]]:
 
 @cache
 def commands(page: Path) -> list[list[str]]:
+    """Commands of a page, or of the docstring of a tool, whose required options may be dots."""
     text = page.read_text()
+    if page.suffix == ".py":
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        lines = re.findall(r"^    (timm-moe-dg .*)", docstring.replace("\\\n", " "), re.MULTILINE)
+        lines = [line.replace(" cuda", " cpu") for line in lines if "..." not in line]
+        text = "```bash\n" + "\n".join(lines) + "\n```"
     return block_commands(text) + inline_commands(text)
 
 
@@ -117,7 +87,7 @@ def test_the_pages_have_many_commands_with_variables_and_loops_expanded():
     assert not [line for line in lines if "$" in line]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(TOOLS.glob("*.py"))], ids=lambda page: page.name)
 def test_every_command_of_a_tool_is_one_that_it_takes(page):
     for tool, arguments in filter(None, map(split_at_tool, commands(page))):
         cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -131,15 +101,6 @@ def test_every_command_of_a_tool_is_one_that_it_takes(page):
         command = load_tool(tool).EVERYTHING if tool == "visualize" and "/" in arguments[0] else None
         parser.parse_args([*([command] if command else []), *arguments[:cut]])
         load_tool("finetune").build_parser().parse_args(arguments[cut + 1 :])
-
-
-def test_every_other_command_is_run_somewhere_or_listed_with_the_reason():
-    others = [" ".join(words) for page in PAGES for words in commands(page) if not split_at_tool(words)]
-    starts = sorted(OTHERS, key=len, reverse=True)
-    unknown = [line for line in others if not any(line.startswith(start) for start in starts) and line not in LISTINGS]
-    assert unknown == []
-    stale = [start for start in OTHERS if not any(line.startswith(start) for line in others)]
-    assert stale == []
 
 
 def test_every_extra_that_a_page_installs_exists():

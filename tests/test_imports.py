@@ -55,10 +55,6 @@ def test_every_package_has_a_level() -> None:
     assert packages | {"errors", "metrics", "api"} == LEVELS.keys()
 
 
-def test_the_package_does_not_import_tools() -> None:
-    assert not [path for path in PACKAGE.rglob("*.py") if "import tools" in path.read_text()]
-
-
 def test_folders_have_at_most_20_files_and_2500_lines() -> None:
     for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
         files = list(folder.glob("*.py"))

@@ -237,14 +237,6 @@ def test_domains_and_ordered_pairs_of_domains_are_drawn_uniformly(size):
         assert all(abs(count - steps / 20) < 4 * (steps / 20 * 19 / 20) ** 0.5 for count in pairs.values())
 
 
-def test_minibatches_are_of_the_domains_that_the_sampler_says():
-    sampler = StepSampler([0, 1, 2], 1, domains_per_step=2, seed=1)
-    for step, minibatches in enumerate(islice(training_loader(make_draws(), sampler, workers=0), 20)):
-        assert len(minibatches) == sampler.width == 2
-        actual = [{number for number, _ in identities(images)} for images, _ in minibatches]
-        assert actual == [{domain} for domain in sampler.domains_at(step)]
-
-
 def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:
     """Images whose gray level is their number, taken at (number, -number); the label is the number modulo 3."""
     numbers = np.arange(first, first + size)

@@ -265,8 +265,9 @@ def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_
     assert metrics_in(tmp_path / "scores")["domains"]["sketch"]["out_accuracy"] is None
 
 
-def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_groups(tmp_path, caplog):
+def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_groups(tmp_path, caplog, monkeypatch):
     """Groups 00 to 19 are in art, 20 to 39 in photo, which is held out, and 10 to 29 in a new site."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures take most of the time
     for name, first in (("art", 0), ("photo", 20), ("site", 10)):
         place = tmp_path / ("new" if name == "site" else "data") / name
         for index in range(first, first + 20):
@@ -322,18 +323,14 @@ def test_a_held_out_domain_that_is_not_named_is_no_training_domain(tmp_path):
     ("words", "message"),
     [
         (["--test-domains", "6"], "ProtocolError: test_domains="),
-        (["--test-domains", "sketch"], "ProtocolError: test_domains="),
         (["--domains", "sketch", "rot_0"], "ProtocolError: domains="),
         (["--save-features", "seen.csv"], "ArgumentError: save_features="),
-        (["--dataset", "nothing"], "ArgumentError: dataset="),
         (["--dataset", "folder"], "DataError: data_dir="),
         (["--expert-mode", "shared"], "ArgumentError: expert_mode="),
         (["--calibrate", "--img-size", "64"], "ArgumentError: img_size=64: changes the model"),
         (["--calibrate", "--trial-seed", "5"], "ArgumentError: trial_seed=5: is 3 in the run"),
-        (["--calibrate", "--holdout-fraction", "0.5"], "ArgumentError: holdout_fraction=0.5: is 0.3 in the run"),
         (["--model", "{placed}", "--test-domains", "photo", "art"], r"ArgumentError: test_domains=\['art'\]"),
         (["--model", GMOE, "--dataset", "rotated_digits"], "ArgumentError: model="),
-        (["--model", GMOE, "--pretrained"], "ArgumentError: dataset="),
         (["--model", "{named}", "--dataset", "rotated_digits"], "ArgumentError: classes='10: 0, 1, 2"),
         (["--model", "{unnamed}", "--dataset", "rotated_digits"], "the checkpoint's are 2 without names"),
     ],

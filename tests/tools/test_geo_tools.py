@@ -2,7 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,7 +16,7 @@ from sklearn.metrics import normalized_mutual_info_score
 import timm_moe_dg
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis.geography import domains_at
-from timm_moe_dg.data.readers.digits import geo_digits
+from timm_moe_dg.data import Benchmark, get_benchmark
 from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # every test has a run
@@ -37,6 +40,23 @@ def visualize(*words: str | Path) -> dict:
     return json.loads((run / "figures" / "analysis.json").read_text())
 
 
+def read_few(benchmark: Benchmark, read: Any, *words: Any, **options: Any) -> list[Any]:
+    """Reads every sixth image of each domain."""
+    domains = read(benchmark, *words, **options)
+    return [domain.without({*range(len(domain))} - {*range(0, len(domain), 6)}) for domain in domains]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_images() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Benchmark, "read", partialmethod(read_few, Benchmark.read))
+        yield
+
+
+def geo_digits() -> list[Any]:
+    return get_benchmark("geo_digits").read(None)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("geo"), *MOGE, "--cka-tokens", "8")
@@ -49,8 +69,8 @@ def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
     losses = records[0].losses
     total = losses["task_loss"] + 0.01 * losses["aux_loss"] + 0.01 * losses["cka_loss"] + 0.1 * losses["supcon_loss"]
     assert losses["loss"] == pytest.approx(total, abs=1e-5)
-    assert set(records[-1].roles["id"]["num_samples"].values()) == {300}
-    assert records[-1].roles["ood"]["num_samples"] == {"Oceania": 300}
+    assert set(records[-1].roles["id"]["num_samples"].values()) == {50}
+    assert records[-1].roles["ood"]["num_samples"] == {"Oceania": 50}
     assert records[-1].test_domains == (5, 6, 7, 8, 9, 10)
 
 
@@ -63,7 +83,7 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
     with torch.no_grad():
         right = model((pixels[:, None] - mean) / std, torch.tensor(domain.metadata)).argmax(1)
     accuracy = (right == torch.tensor(domain.targets)).double().mean().item()
-    assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.004)
+    assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.021)
 
 
 def test_pictures_and_their_numbers(run: Path) -> None:
@@ -74,11 +94,11 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
     domains = [domain for domain in geo_digits() if domain.role == "id"]
     discovered = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
-    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(300), discovered)
+    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(50), discovered)
     assert findings["nmi"] == pytest.approx(expected, abs=1e-9)
     assert findings["groups"] == ["Africa", "Asia", "Europe", "North America", "South America"]
-    assert [sum(row) for row in findings["images_by_group_and_domain"]] == [300] * 5
-    assert sum(findings["forced_experts"]["num_samples"]) == 1500
+    assert [sum(row) for row in findings["images_by_group_and_domain"]] == [50] * 5
+    assert sum(findings["forced_experts"]["num_samples"]) == 250
 
 
 def test_another_role_or_another_network_makes_pictures_and_numbers_again(run: Path, tmp_path: Path) -> None:
@@ -91,7 +111,7 @@ def test_another_role_or_another_network_makes_pictures_and_numbers_again(run: P
     assert {"nmi", "forced_experts"} <= visualize("forced", copy).keys()
     assert files() == {"analysis", "map", "routing", "forced_experts"}
     of_ood = visualize("forced", copy, "--role", "ood")
-    assert (of_ood["role"], sum(of_ood["forced_experts"]["num_samples"])) == ("ood", 300)
+    assert (of_ood["role"], sum(of_ood["forced_experts"]["num_samples"])) == ("ood", 50)
     assert "nmi" not in of_ood
     assert files() == {"analysis", "forced_experts"}
     shutil.copytree(copy / "best_oracle", copy / "best", dirs_exist_ok=True)
@@ -116,7 +136,7 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     assert oceania(before, coverage_radius=200) == shared
 
     findings = visualize("domains", covered, "--role", "ood", "--map-step", "15")
-    assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
+    assert findings["images_by_group_and_domain"] == [[0] * 6 + [50]]
 
 
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from timm_moe_dg.data.readers.digits import (
     RULES,
     geo_digits,
     read_images_and_labels,
-    rule_probabilities,
 )
 from timm_moe_dg.data.readers.places import PlacesDomain
 from timm_moe_dg.errors import DataError
@@ -33,15 +32,6 @@ def domains():
 def domains_turned_by(monkeypatch, angle):
     monkeypatch.setattr(digits, "ANGLES", (angle,) * 6)
     return digits.rotated_digits()
-
-
-def test_six_domains_of_all_classes(domains):
-    assert [domain.name for domain in domains] == ["rot_0", "rot_15", "rot_30", "rot_45", "rot_60", "rot_75"]
-    assert [len(domain) for domain in domains] == [300, 300, 300, 299, 299, 299]
-    for domain in domains:
-        counts = Counter(domain.targets)
-        assert sorted(counts) == list(range(10))
-        assert min(counts.values()) >= 18
 
 
 def enlarged_digits():
@@ -108,17 +98,6 @@ def geo() -> dict[str, PlacesDomain]:
     return {domain.name: domain for domain in geo_digits()}
 
 
-def test_domains_and_sizes(geo: dict[str, PlacesDomain]) -> None:
-    trained = sorted(set(CONTINENTS) - {HELD_OUT})
-    assert list(geo) == [f"{role} {name}" for role in ("train", "id") for name in trained] + ["ood Oceania"]
-    for domain in geo.values():
-        sizes = (len(domain.split.inside), len(domain.split.outside))
-        assert sizes == ((997, 200) if domain.role == "train" else (300, 0))
-        assert domain.classes == tuple("0123456789")
-        assert domain.image(0).size == (32, 32)
-        assert len(domain) == len(domain.metadata) == len(domain.images) == sum(sizes)
-
-
 def test_no_digit_is_in_two_splits_and_continents_share_theirs(geo: dict[str, PlacesDomain]) -> None:
     images = {name: [image.tobytes() for image in domain.images] for name, domain in geo.items()}
     splits = [images[name] for name in ("train Asia", "id Asia", "ood Oceania")]
@@ -149,19 +128,6 @@ def test_points_lie_on_their_continent_and_are_spread_evenly(geo: dict[str, Plac
         # uniform on a cap: the height is uniform between cos(radius) and 1
         assert height.mean() == pytest.approx((1 + np.cos(np.radians(radius))) / 2, abs=0.006)
         assert (np.abs(domain.metadata) <= [180, 90]).all()
-
-
-def test_rules_give_way_to_each_other_smoothly() -> None:
-    # from the middle of Europe (plain) south to that of Africa (both), in steps of a tenth of a degree
-    path = np.stack([np.full(451, 17.0), np.linspace(50, 5, 451)], axis=1)
-    shares = rule_probabilities(path)
-    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
-    plain, both = shares[:, 0], shares[:, 3]
-    assert plain[0] > 0.95
-    assert both[-1] > 0.95
-    assert np.abs(np.diff(plain)).max() < 0.02
-    assert (np.diff(plain[100:400]) < 0).all()
-    assert 0.4 < plain[(plain - both) > 0][-1] < 0.6
 
 
 @pytest.fixture(scope="module")
@@ -222,12 +188,8 @@ LARGER = b"\0\0\x08\x03" + np.array([40, 32, 30], dtype=">u4").tobytes() + bytes
     ("name", "change"),
     [
         (IMAGES, lambda raw: b"\x00\x00\x0d\x03" + raw[4:]),  # other numbers than bytes
-        (IMAGES, lambda raw: b"\x00\x00\x08\x01" + raw[4:]),
         (LABELS, lambda raw: raw[:-1]),
-        (IMAGES, lambda raw: raw + b"\0"),
         (IMAGES, lambda raw: raw[:4] + HUGE),
-        (IMAGES, lambda raw: raw[:6]),
-        (IMAGES, lambda raw: b""),
         (IMAGES, lambda raw: gzip.compress(raw)[:-40]),
         (IMAGES, lambda raw: LARGER),
         (LABELS, lambda raw: raw[:-1] + b"\x0a"),  # an eleventh class
