@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from safetensors.torch import load_file
 from sklearn.metrics import normalized_mutual_info_score
 
 import timm_moe_dg
+from tests.data.files import read_few
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis.geography import domains_at
-from timm_moe_dg.data import Benchmark, get_benchmark
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # every test has a run
@@ -40,16 +40,10 @@ def visualize(*words: str | Path) -> dict:
     return json.loads((run / "figures" / "analysis.json").read_text())
 
 
-def read_few(benchmark: Benchmark, read: Any, *words: Any, **options: Any) -> list[Any]:
-    """Reads every sixth image of each domain."""
-    domains = read(benchmark, *words, **options)
-    return [domain.without({*range(len(domain))} - {*range(0, len(domain), 6)}) for domain in domains]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def few_images() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Benchmark, "read", partialmethod(read_few, Benchmark.read))
+        read_few(patch, 6)
         yield
 
 
