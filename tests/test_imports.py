@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "timm_moe_dg"
-# In the order of the boxes in docs/architecture.svg, in which no line runs behind a box
+# In the order of docs/architecture.md
 LEVELS = {
     "errors": 0,
     **dict.fromkeys(("cli", "layers", "data", "metrics"), 1),

@@ -172,11 +172,6 @@ def test_arrays_come_back_as_they_were_whatever_they_were_cut_into(files, parts,
         ("convert_arrays", {"Encoder/encoderblock_1/Moe/Router/dense/kernel": (2, 12, 2)}, "Router"),  # an ensemble
         ("convert_arrays", {"MapHead/probe": (1, 1, 12)}, "MapHead/probe"),
         ("network_options", {"cls": None}, "lacks cls"),
-        (
-            "network_options",
-            {f"Encoder/encoderblock_{n}/Moe/Router/dense/kernel": None for n in MOE},
-            "lacks Moe/Router",
-        ),
     ],
 )
 def test_other_networks_are_refused(function, changes, named):
