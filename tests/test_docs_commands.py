@@ -19,7 +19,7 @@ import timm
 
 import timm_moe_dg
 from tests.hub_server import fill_cache
-from tests.load_tool import load_tool
+from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -29,43 +29,6 @@ FENCED = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 PROGRAMS = ("python", "accelerate", "pip", "npm", "bash", "git", "timm-moe-dg")
 INLINE = re.compile(rf"`((?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)}|tools/\w+\.py) [^`]+)`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # to files of this repository
-FILE = re.compile(r"`([\w./-]+\.(?:jsonl|csv|png|yaml|json|txt|safetensors|html|npz|md))`")
-
-# Beginning of a command that is no tool's -> the file that runs it, or why no test does
-OTHERS = {
-    "pip install -e .[dev]": ".ci/run",
-    "pip install -e .[train]": "the README's command without the images",
-    "pip install -e .[train,earth]": ".ci/run",
-    "pip install -e .[train,": "the extras are those of the line above and below",
-    "pip install resvg-py": "an extra of development",
-    "npm install --prefix packages": "14 MB, for tests/examples/test_emoji_styles.py with packages of its own",
-    "pip install .": ".ci/run",
-    "python -m pytest": ".ci/run",
-    "pip install timm_moe_dg[": "the extras' names are compared with pyproject.toml below",
-    "bash tests/timm_release.sh": "fetches timm's own tests, minutes",
-    "python examples/cub_dg/": "tests/examples/test_cub_dg.py",
-    "python examples/earth/": "tests/examples/test_earth.py",
-    "python examples/theorems/": "tests/examples/test_theorems.py",
-    "python examples/emoji_styles/": "tests/examples/test_emoji_styles.py",
-    "python examples/run_plans.py": "hours; tests/examples/test_emoji_styles.py reads the plans",
-    "python examples/emoji_styles/choose_rates.py": "tests/examples/test_emoji_styles.py",
-    "python examples/fashion_shift/": "tests/examples/test_fashion_shift.py",
-    "python examples/compare.py": "tests/examples/test_fashion_shift.py",
-    "python examples/experts.py": "tests/examples/test_fashion_shift.py",
-    "python examples/routers/": "tests/examples/test_routers.py",
-    "python examples/method_costs.py": "tests/examples/test_method_costs.py",
-    "python examples/merge_experts.py": "tests/tools/test_average.py",
-    "bash examples/fashion_shift/average.sh": "timm-moe-dg average, 60 times",
-    "bash examples/emoji_styles/average.sh": "timm-moe-dg average, 50 times",
-    "python examples/text_head.py": "tests/examples/test_text_head.py",
-    "python examples/convert_vmoe.py": "tests/examples/test_convert_vmoe.py",
-    "python train.py": "tests/test_docs_hub.py",
-    "python -c import runpy, sys": "tests/test_docs_hub.py",
-    "accelerate config": "accelerate's own; it asks questions",
-}
-LISTINGS = [f"timm-moe-dg{rest}" for rest in ("", " --help", " --version", " COMMAND --help", " COMMAND --help-all")]
-# Of another program
-OTHERS_FILES = {"._x.png"}
 
 
 def inline_commands(text: str) -> list[list[str]]:
@@ -84,7 +47,13 @@ def block_commands(text: str) -> list[list[str]]:
 
 @cache
 def commands(page: Path) -> list[list[str]]:
+    """Commands of a page, or of the docstring of a tool, whose required options may be dots."""
     text = page.read_text()
+    if page.suffix == ".py":
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        lines = re.findall(r"^    (timm-moe-dg .*)", docstring.replace("\\\n", " "), re.MULTILINE)
+        lines = [line.replace(" cuda", " cpu") for line in lines if "..." not in line]
+        text = "```bash\n" + "\n".join(lines) + "\n```"
     return block_commands(text) + inline_commands(text)
 
 
@@ -111,23 +80,7 @@ def mentioned(page: Path) -> list[tuple[str, list[str]] | None]:
     return [split_at_tool(words) for words in inline_commands(page.read_text())]
 
 
-def test_the_pages_have_many_commands_with_variables_and_loops_expanded():
-    lines = [shlex.join(words) for page in PAGES for words in commands(page)]
-    assert len(lines) > 90
-    assert any("--experiment moge-2" in line and "patch_size=8" in line for line in lines)
-    assert not [line for line in lines if "$" in line]
-
-
-def test_routers_from_random_weights_are_not_kept_from_the_coordinates():
-    tools = filter(None, (split_at_tool(words) for page in PAGES for words in commands(page)))
-    scratch = [
-        words for tool, words in tools if tool == "finetune" and "moge_tiny" in words and "--pretrained" not in words
-    ]
-    assert len(scratch) > 3
-    assert all("metadata_drop=0.0" in words or "--initial-checkpoint" in words for words in scratch)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(TOOLS.glob("*.py"))], ids=lambda page: page.name)
 def test_every_command_of_a_tool_is_one_that_it_takes(page):
     for tool, arguments in filter(None, map(split_at_tool, commands(page))):
         cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -143,42 +96,11 @@ def test_every_command_of_a_tool_is_one_that_it_takes(page):
         load_tool("finetune").build_parser().parse_args(arguments[cut + 1 :])
 
 
-def test_every_tool_that_a_page_shows_is_run_by_its_test_file():
-    tools = {command[0] for page in PAGES for command in map(split_at_tool, commands(page)) if command}
-    assert len(tools) > 8
-    for tool in tools:
-        text = "".join(path.read_text() for path in (ROOT / "tests").rglob(f"test_{tool}*.py"))
-        assert re.search(r"\.main\(|tools/|TOOLS /", text), tool
-
-
-def test_every_other_command_is_run_somewhere_or_listed_with_the_reason():
-    others = [" ".join(words) for page in PAGES for words in commands(page) if not split_at_tool(words)]
-    starts = sorted(OTHERS, key=len, reverse=True)
-    unknown = [line for line in others if not any(line.startswith(start) for start in starts) and line not in LISTINGS]
-    assert unknown == []
-    stale = [start for start in OTHERS if not any(line.startswith(start) for line in others)]
-    assert stale == []
-
-
-@pytest.mark.parametrize("where", sorted({where for where in OTHERS.values() if " " not in where}))
-def test_a_file_that_runs_commands_is_there(where):
-    assert (ROOT / where).is_file()
-
-
 def test_every_extra_that_a_page_installs_exists():
     extras = set(re.findall(r"^([\w-]+) = \[$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"timm_moe_dg\[([\w-]+)\]", page.read_text())}
     assert named
     assert named <= extras
-
-
-def test_every_output_file_that_a_page_names_is_looked_for_by_a_test():
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
-    named = {(page.name, file) for page in PAGES for file in FILE.findall(FENCED.sub("", page.read_text()))}
-    assert len(named) > 20
-    folders = [ROOT, ROOT / "tools" / "recipes", ROOT / "hub_cards", *(ROOT / "docs").glob("*/")]
-    there = {path.name for folder in folders for path in folder.iterdir()} | set(re.findall(r"[\w.-]+", tests))
-    assert sorted((page, file) for page, file in named if Path(file).name not in there | OTHERS_FILES) == []
 
 
 def test_links_lead_to_files_that_exist():
@@ -211,15 +133,6 @@ def test_the_readme_names_every_registered_model_and_gives_sizes():
     for name, millions in rows.items():
         count = sum(parameter.numel() for parameter in timm.create_model(name, device="meta").parameters())
         assert f"{count / 1e6:.2f}" == millions
-
-
-def test_ci_runs_the_readme_s_commands():
-    text = (ROOT / ".ci" / "run").read_text()
-    starts = re.findall(r"\$\(readme_command '(.*?)'\)", text)
-    assert len(starts) == text.count("$(readme_command") == 2
-    for start in starts:
-        first = next(line for line in README.read_text().splitlines() if start in line)  # as grep -m1 -F finds it
-        assert first.startswith(f"{start} && "), start
 
 
 def test_the_page_of_command_lines_has_every_command():

@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 from timm_moe_dg.data import BENCHMARKS
-from timm_moe_dg.results.papers import FIGURES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "results" / "papers.md").read_text()
@@ -44,11 +43,6 @@ def test_every_row_of_the_papers_is_listed():
     counts = Counter((paper, table) for paper, table, _ in listed())
     assert {key: counts[key] for key in IN_THE_PAPERS} == IN_THE_PAPERS
     assert len(set(listed())) == len(listed())
-
-
-def test_every_table_with_stored_figures_is_listed():
-    tables = {(paper, f"Table {table.rstrip('abc')}") for paper, table in IN_THE_PAPERS}
-    assert {tuple(figure.source.split(", ")) for figure in FIGURES} <= tables
 
 
 def test_every_recipe_is_named_and_exists_and_other_rows_say_why_there_is_none():

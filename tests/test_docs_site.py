@@ -16,10 +16,10 @@ def test_links_out_of_docs_lead_to_pages_of_the_site():
     assert (
         point("[a](../../README.md#install) [b](train.md)", guides, guides) == "[a](../index.md#install) [b](train.md)"
     )
-    shown = point("[a](docs/guides/train.md#x) ![b](docs/architecture.svg) [c](pyproject.toml) [d](#e)", root, DOCS)
-    assert shown == "[a](guides/train.md#x) ![b](architecture.svg) [c](../pyproject.toml) [d](#e)"
-    assert point('<img src="docs/architecture.svg"> [a](SECURITY.md)', root, DOCS) == (
-        '<img src="architecture.svg"> [a](security.md)'
+    shown = point("[a](docs/guides/train.md#x) ![b](docs/pictures/report.png) [c](pyproject.toml) [d](#e)", root, DOCS)
+    assert shown == "[a](guides/train.md#x) ![b](pictures/report.png) [c](../pyproject.toml) [d](#e)"
+    assert point('<img src="docs/pictures/report.png"> [a](SECURITY.md)', root, DOCS) == (
+        '<img src="pictures/report.png"> [a](security.md)'
     )
     assert point("[tests](tests/) and [`a`](docs)", root, DOCS) == "tests and `a`"
     untouched = "[a](https://example.org/docs/x.md) [b](docs/no_such_page.md)"

@@ -1,6 +1,5 @@
 """Importing any module of the package registers the models, and an error inside them is raised at every import."""
 
-import compileall
 import shutil
 import subprocess
 import sys
@@ -41,15 +40,6 @@ def test_the_package_can_be_imported_from_a_zip_file(run, tmp_path):
                 archive.write(path, path.relative_to(PACKAGE.parent))
     process = run("import timm_moe_dg; print(timm_moe_dg.__file__)", tmp_path / "package.zip")
     assert "package.zip" in process.stdout, process.stderr
-
-
-def test_the_package_can_be_imported_from_compiled_files_alone(run, tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "timm_moe_dg", ignore=shutil.ignore_patterns("__pycache__"))
-    assert compileall.compile_dir(tmp_path, quiet=2, legacy=True)
-    for path in tmp_path.rglob("*.py"):
-        path.unlink()
-    process = run("import timm_moe_dg; print(timm_moe_dg.__file__)", tmp_path)
-    assert process.stdout.strip() == str(tmp_path / "timm_moe_dg" / "__init__.pyc"), process.stderr
 
 
 def test_an_import_error_inside_the_models_is_raised_at_every_import(run, tmp_path):

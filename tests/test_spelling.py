@@ -28,11 +28,3 @@ def test_pages_and_code_are_spelled_as_americans_do():
     ]
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == {"README.md", *FOLDERS}
     assert not british
-
-
-def test_the_pattern_matches_british_forms_alone():
-    text = "Normalised colours, organisation; _synchronise_entry, analysed, grey_level, recentred"
-    british = ["Normalised", "colour", "organisation", "synchronise", "analysed", "grey", "centred"]
-    assert [match[0] for match in BRITISH.finditer(text)] == british
-    american = "normalized colors, organization, precise, generalist, optimism, promise, analyses, centered, gray_scale"
-    assert not BRITISH.search(american)

@@ -37,11 +37,6 @@ def run(tmp_path_factory, fresh_python):
     return run
 
 
-def test_the_list_and_a_mistyped_command(run):
-    assert "finetune   fine-tune a model" in run("timm-moe-dg")
-    assert run("timm-moe-dg", "finetun", status=1).count("\n") == 1
-
-
 def test_a_dry_run_of_a_fine_tuning_by_one_process_and_by_the_launcher(run):
     for program in (
         ["timm-moe-dg"],

@@ -3,12 +3,14 @@
 import csv
 import gzip
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from timm_moe_dg.data import Benchmark, Domain, get_benchmark
@@ -70,6 +72,16 @@ def signature(name: str) -> str:
     """A digest of the names, numbers of images, labels and official splits of a data set that is made here."""
     tables = fingerprint(get_benchmark(name).read(None))
     return digest(str([[table[key] for key in ("name", "images", "labels", "split")] for table in tables]).encode())
+
+
+def read_few(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Has benchmarks read only every so many images of each domain."""
+
+    def few(benchmark: Benchmark, read: Callable[..., list[Domain]], *words: Any, **options: Any) -> list[Domain]:
+        domains = read(benchmark, *words, **options)
+        return [domain.without({*range(len(domain))} - {*range(0, len(domain), step)}) for domain in domains]
+
+    patch.setattr(Benchmark, "read", partialmethod(few, Benchmark.read))
 
 
 def gray_of(domain: Domain, index: int) -> int:

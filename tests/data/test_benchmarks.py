@@ -40,12 +40,6 @@ def test_a_row_without_files_has_the_domains_and_classes_that_are_read(name):
     assert domains[0].image(0).mode == "RGB"
 
 
-@pytest.mark.parametrize("name", ["rotated_digit", "hub:"])
-def test_an_unknown_benchmark_is_refused(name):
-    with pytest.raises(ArgumentError, match=f"dataset='{name}'"):
-        get_benchmark(name)
-
-
 @pytest.fixture
 def unregistered():
     """A row that is taken out of the table again."""
@@ -58,16 +52,12 @@ def test_a_registered_row_is_found_and_its_name_is_taken(unregistered):
     assert register_benchmark(unregistered) is unregistered
     assert get_benchmark("toy") is BENCHMARKS["toy"] is unregistered
     assert register_benchmark(unregistered) is unregistered  # a module may be imported again
-    for changes in ({"source": "another"}, {"name": "PACS"}):
-        with pytest.raises(ArgumentError, match=r"name='(toy|PACS)'"):
+    for changes in ({"source": "another"}, {"name": "PACS"}, {"name": ""}, {"name": "a/b"}, {"name": "hub:x"}):
+        with pytest.raises(ArgumentError, match=r"name="):
             register_benchmark(replace(unregistered, **changes))
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "hub:x", "a\\b"])
-def test_a_name_that_no_run_folder_can_have(unregistered, name):
-    with pytest.raises(ArgumentError, match=r"name="):
-        register_benchmark(replace(unregistered, name=name))
-    assert name not in BENCHMARKS
+    for name in ("rotated_digit", "hub:"):
+        with pytest.raises(ArgumentError, match=f"dataset='{name}'"):
+            get_benchmark(name)
 
 
 @pytest.mark.parametrize(
@@ -127,16 +117,3 @@ def test_columns_of_the_papers_figures_are_domains_of_their_benchmarks():
             assert figure.column in row.domains
             seen[figure.dataset] += 1
     assert seen == {"CUB_DG": 40, "DomainNet": 144}
-
-
-def test_rows_of_one_data_set_read_it_in_different_ways():
-    fmow = [row for row in BENCHMARKS.values() if "fmow" in row.source]
-    assert len({row.name for row in fmow}) == len({str(row.reader) for row in fmow}) == len(fmow)
-    assert {row.name: "does not compare" in row.source for row in fmow if row.domains} == {
-        "WILDSFMoW": False,
-        "WILDSFMoW_five_regions": True,
-    }
-    # WILDS: 16 images of 2 groups a batch, and so 8 of each; 12 epochs of 129,809 images
-    cameras = BENCHMARKS["iWildCam_locations"]
-    assert (cameras.domains_per_step, cameras.hparams["batch_size"], cameras.hparams["lr"]) == (2, 8, 3e-5)
-    assert cameras.steps * 16 == pytest.approx(12 * 129_809, rel=0.01)

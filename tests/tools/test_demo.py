@@ -3,7 +3,6 @@
 import csv
 import shutil
 import socket
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image
 
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
-from timm_moe_dg.errors import MissingDependencyError, MoeDgError
+from timm_moe_dg.errors import MoeDgError
 from timm_moe_dg.inference import predictor as inference
 from timm_moe_dg.networks.build import data_config, save_network
 
@@ -103,12 +102,6 @@ def test_mistakes_of_visitors_are_one_line_without_a_path_of_the_server(file, va
         demo.answer(demo.open_predictor(f"local-dir:{moge / 'best'}"), file and str(tmp_path / file), *values)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
-
-
-def test_without_gradio_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(MissingDependencyError, match=r"needs gradio, .* pip install 'timm_moe_dg\[demo\]'"):
-        demo.build_page("local-dir:nowhere")
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -12,9 +14,10 @@ from safetensors.torch import load_file
 from sklearn.metrics import normalized_mutual_info_score
 
 import timm_moe_dg
+from tests.data.files import read_few
 from tests.load_tool import load_tool
 from timm_moe_dg.analysis.geography import domains_at
-from timm_moe_dg.data.readers.digits import geo_digits
+from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # every test has a run
@@ -38,6 +41,17 @@ def visualize(*words: str | Path) -> dict:
     return {path.stem: json.loads(path.read_text()) for path in (run / "figures").glob("*.json")}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_images() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        read_few(patch, 6)
+        yield
+
+
+def geo_digits() -> list[Any]:
+    return get_benchmark("geo_digits").read(None)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("geo"), *MOGE, "--cka-tokens", "8")
@@ -50,8 +64,8 @@ def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
     losses = records[0].losses
     total = losses["task_loss"] + 0.01 * losses["aux_loss"] + 0.01 * losses["cka_loss"] + 0.1 * losses["supcon_loss"]
     assert losses["loss"] == pytest.approx(total, abs=1e-5)
-    assert set(records[-1].roles["id"]["num_samples"].values()) == {300}
-    assert records[-1].roles["ood"]["num_samples"] == {"Oceania": 300}
+    assert set(records[-1].roles["id"]["num_samples"].values()) == {50}
+    assert records[-1].roles["ood"]["num_samples"] == {"Oceania": 50}
     assert records[-1].test_domains == (5, 6, 7, 8, 9, 10)
 
 
@@ -64,7 +78,7 @@ def test_the_recorded_accuracy_was_measured_with_metadata(run: Path) -> None:
     with torch.no_grad():
         right = model((pixels[:, None] - mean) / std, torch.tensor(domain.metadata)).argmax(1)
     accuracy = (right == torch.tensor(domain.targets)).double().mean().item()
-    assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.004)
+    assert record.roles["id"]["group_accuracy"]["Asia"] == pytest.approx(accuracy, abs=0.021)
 
 
 def test_pictures_and_their_numbers(run: Path) -> None:
@@ -75,12 +89,12 @@ def test_pictures_and_their_numbers(run: Path) -> None:
     model = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True)
     domains = [domain for domain in geo_digits() if domain.role == "id"]
     discovered = domains_at(model, torch.cat([torch.tensor(domain.metadata) for domain in domains]))
-    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(300), discovered)
+    expected = normalized_mutual_info_score(torch.arange(5).repeat_interleave(50), discovered)
     assert findings["analysis"]["nmi"] == pytest.approx(expected, abs=1e-9)
     assert findings["analysis"]["groups"] == ["Africa", "Asia", "Europe", "North America", "South America"]
-    assert [sum(row) for row in findings["analysis"]["images_by_group_and_domain"]] == [300] * 5
+    assert [sum(row) for row in findings["analysis"]["images_by_group_and_domain"]] == [50] * 5
     forced = [findings["forced_experts"], visualize("forced", run, "--role", "ood")["forced_experts"]]
-    assert [(numbers["role"], sum(numbers["num_samples"])) for numbers in forced] == [("id", 1500), ("ood", 300)]
+    assert [(numbers["role"], sum(numbers["num_samples"])) for numbers in forced] == [("id", 250), ("ood", 50)]
 
 
 def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run: Path, tmp_path: Path) -> None:
@@ -100,7 +114,7 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     assert oceania(before, coverage_radius=200) == shared
 
     findings = visualize("domains", covered, "--role", "ood")["analysis"]
-    assert findings["images_by_group_and_domain"] == [[0] * 6 + [300]]
+    assert findings["images_by_group_and_domain"] == [[0] * 6 + [50]]
 
 
 def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
@@ -147,13 +161,6 @@ def test_baselines_run_through_the_same_command(model: str, extra: list[str], tm
     record = read_records(baseline / "results.jsonl")[-1]
     assert set(record.roles) == {"id", "ood", "id_val"}
     assert "cka_loss" not in record.losses
-
-
-def test_a_mistake_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="num_tokens"):
-        train(tmp_path, "--model", "moge_tiny", "--cka-tokens", "1", "--model-kwargs", *SIZE)
-    with pytest.raises(SystemExit, match=r"visualize.py: ArgumentError: run=.*results.jsonl"):
-        visualize(tmp_path)  # no run was made
 
 
 def test_a_held_out_region_is_scored_and_drawn_with_all_its_images(tmp_path: Path) -> None:

