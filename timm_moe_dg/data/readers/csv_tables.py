@@ -17,8 +17,8 @@ from PIL import UnidentifiedImageError
 
 from ...errors import DataError, ImageReadError, check_regular_file, needs
 from ..domains import normalized
-from .images import exif_place, is_raster_file
-from .rasters import is_placed, open_raster, places_of
+from .images import exif_place
+from .rasters import is_placed, is_raster, open_raster, places_of
 
 SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
@@ -317,7 +317,7 @@ class Place(NamedTuple):
 def own_place(path: str) -> Place | None:
     """Returns the center of a GeoTIFF, or the place of a photograph's GPS tags; None of other files."""
     try:
-        if not is_raster_file(path):
+        if not is_raster(path):
             degrees = exif_place(path)
             return None if degrees is None else Place(degrees, 0.0)
         with open_raster(path) as raster:

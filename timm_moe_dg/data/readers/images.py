@@ -19,7 +19,9 @@ from .rasters import (
     REPAIR,
     WHOLE,
     Pixels,
+    Source,
     check_kind,
+    first_bytes,
     is_raster,
     open_raster,
     scaled,
@@ -29,7 +31,6 @@ from .rasters import (
 )
 
 Transform: TypeAlias = Callable[[Pixels], Tensor]
-Source: TypeAlias = str | BinaryIO
 _EXTERNAL = ("EPS",)  # formats whose decoder starts another program (Ghostscript), whatever the file's extension
 _WITHOUT_IMAGES = ("MPEG",)  # formats that Pillow identifies and cannot decode
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -55,17 +56,12 @@ def image_extensions() -> tuple[str, ...]:
     return tuple(sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable))
 
 
-def is_raster_file(source: Source) -> bool:
-    """Whether GDAL reads a file, see `rasters.is_raster`."""
-    return is_raster(_head(source, 4))
-
-
 def is_eight_bit(image: Image.Image, source: Source) -> bool:
     """Whether RGB of 8 bits holds all bits of an open file."""
     if image.mode not in _MODES:
         return False
     if image.format == "AVIF":  # which Pillow reduces; flags behind this marker tell the depth
-        _, marker, flags = _head(source, 1 << 20).partition(b"av1C")
+        _, marker, flags = first_bytes(source, 1 << 20).partition(b"av1C")
         return not marker or not flags[2] & 0x40
     codec, arguments = next(((tile[0], tile[3]) for tile in getattr(image, "tile", ())), ("", None))
     rawmode, *further = arguments if isinstance(arguments, tuple) else (arguments,)
@@ -98,7 +94,7 @@ def read_pixels(
     try:
         if file is None:
             check_regular_file(path)
-        if is_raster_file(file or path):
+        if is_raster(file or path):
             with open_raster(path, file=file) as raster:
                 return raster.pixels(bands)
         with Image.open(file or path, formats=decoders()) as image:
@@ -146,7 +142,7 @@ def file_facts(path: str) -> FileFacts | None:
     """Reads the kind of values and the names of bands of a file; None if it cannot be opened."""
     try:
         check_regular_file(path)
-        if is_raster_file(path):
+        if is_raster(path):
             with open_raster(path) as raster:
                 return FileFacts(raster.value_kind, tuple(text or "" for text in raster.dataset.descriptions))
         with Image.open(path, formats=decoders()) as image:
@@ -212,16 +208,3 @@ def as_picture(pixels: Pixels, bands: Bands | int | Sequence[str] = RGB) -> Imag
     low, high = np.nanpercentile(channels, _STRETCHED_PERCENTILES, axis=(1, 2), keepdims=True)
     levels = np.nan_to_num((channels - low) / np.maximum(high - low, 1e-12))
     return Image.fromarray((levels.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-
-
-def _head(source: Source, size: int) -> bytes:
-    """The first bytes of a file."""
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return file.read(size)
-    place = source.tell()
-    try:
-        source.seek(0)
-        return source.read(size)
-    finally:
-        source.seek(place)

@@ -8,7 +8,7 @@ that states a scale or an offset become physical ones, such as reflectances. Flo
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any, BinaryIO, TypeAlias
@@ -23,6 +23,7 @@ from torch import Tensor
 from ...errors import DataError, ImageReadError, check_regular_file, needs
 from ..bands import RGB, Bands, describes_rgb
 
+Source: TypeAlias = str | BinaryIO
 Pixels: TypeAlias = Image.Image | Tensor  # RGB, or float (bands, height, width)
 REPAIR = "repair or remove the file, or give --skip-unreadable"
 MOST_MISSING = 0.5  # share of a band's pixels
@@ -41,13 +42,7 @@ _MOST_PAGES = 1000  # of a TIFF file, whose tags are read
 SUBFILE, OLD_SUBFILE, PHOTOMETRIC, ORIENTATION = 254, 255, 262, 274
 _REDUCED_OR_MASK, _OLD_REDUCED = 1 | 4, 2  # an overview, a thumbnail or a mask
 _WHITE_IS_ZERO, _PALETTE = 0, 3
-_COLOR_SPACES = {
-    8: "L*a*b*",
-    9: "L*a*b*",
-    10: "L*a*b*",
-    32803: "raw values of a camera",
-    34892: "raw values of a camera",
-}
+_LAB, _RAW = (8, 9, 10), (32803, 34892)  # kinds of L*a*b*, and of what a camera's sensor gives
 _LOGGER = logging.getLogger(__name__)
 _warned: set[object] = set()
 
@@ -65,9 +60,16 @@ def import_rasterio() -> ModuleType:
     return rasterio
 
 
-def is_raster(head: bytes) -> bool:
-    """Whether a file with these first bytes is TIFF, BigTIFF or JPEG 2000."""
-    return head[:4] in _DRIVERS
+def is_raster(source: Source) -> bool:
+    """Whether a file is TIFF, BigTIFF or JPEG 2000, by its first bytes."""
+    return first_bytes(source, 4) in _DRIVERS
+
+
+def first_bytes(source: Source, size: int) -> bytes:
+    """Returns the first bytes of a file, or of an open one."""
+    with open(source, "rb") if isinstance(source, str) else nullcontext(source) as file:
+        file.seek(0)
+        return file.read(size)
 
 
 @contextmanager
@@ -161,8 +163,9 @@ class Raster:
         self._check_colors()
 
     def _check_colors(self) -> None:
-        space = _COLOR_SPACES.get(self._photometric or 0)
-        dtype = self.dataset.dtypes[0]
+        dtype, space = self.dataset.dtypes[0], ""
+        if self._photometric in (*_LAB, *_RAW):
+            space = "L*a*b*" if self._photometric in _LAB else "raw values of a camera"
         if self._is_palette and dtype != "uint8":
             space = "a palette of more than 8 bits"
         if self._space == "CMYK" and dtype != "uint8":
