@@ -58,6 +58,7 @@ def build_parser() -> ToolParser:
     add = group.add_argument
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
     add("--private", action="store_true", help="create a private repository")
+    add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
     report = "also publish the run's report.html, which shows some of its images"
     add("--with-report", action="store_true", help=report)
     space = "also publish a Space of this name, a page on which people try the model"
@@ -132,7 +133,8 @@ def main(argv: Sequence[str]) -> None:
     if args.dry_run:
         print("dry run: nothing was sent")
         return
-    commit = push_folder(folder, args.repo_id, private=args.private, revision=args.revision, create_pr=args.create_pr)
+    options = {"private": args.private, "revision": args.revision, "create_pr": args.create_pr}
+    commit = push_folder(folder, args.repo_id, replace_model=args.replace_model, **options)
     print(f"published: {commit.pr_url or commit.commit_url}")
     if args.with_space:
         print(f"space: {push_space(space, args.repo_id, private=args.private).commit_url}")

@@ -96,6 +96,23 @@ def test_a_private_repository_is_private_and_a_public_one_is_not_mistaken_for_it
 
 
 @pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"name": "sfmoe_small"}, "architecture gmoe_tiny_patch16, not sfmoe_small"),
+        ({"num_classes": 3}, "num_classes 5, not 3"),
+    ],
+)
+def test_another_model_replaces_what_is_there_only_when_told(other, difference, hub, folder, tmp_path):
+    push_folder(folder, REPOSITORY)
+    second = prepared(tmp_path, fine_tuned(**other))
+    with pytest.raises(ArgumentError, match=rf"holds another model \({difference}\); .*--replace-model"):
+        push_folder(second, REPOSITORY)
+    assert len(hub.commits(REPOSITORY)) == 1
+    push_folder(second, REPOSITORY, replace_model=True)
+    assert len(hub.commits(REPOSITORY)) == 2
+
+
+@pytest.mark.parametrize(
     ("method", "error", "message"),
     [
         ("create_repo", OSError, "check the connection .*nothing was sent"),

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, SpaceCardData, constants
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    RevisionNotFoundError,
+)
 
 from .. import __version__
 from ..errors import ArgumentError, HubError, MoeDgError
@@ -25,14 +31,16 @@ def push_folder(
     private: bool = False,
     revision: str | None = None,
     create_pr: bool = False,
+    replace_model: bool = False,
 ) -> CommitInfo:
     """Uploads every file of a folder with config.json and README.md, and returns the repository's latest commit.
 
     The repository OWNER/NAME and the branch, None for main, are created if needed. Files that the repository has are
-    skipped. With `create_pr` the branch is not changed and a pull request is opened.
+    skipped. With `create_pr` the branch is not changed and a pull request is opened. `replace_model` allows a
+    repository with another architecture or other classes.
 
     Raises:
-        ArgumentError: The repository is public although `private` is True.
+        ArgumentError: The repository holds another model, or is public although `private` is True.
         HubError: The token is missing or wrong, the Hub cannot be reached, or it refuses.
     """
     api = HfApi(library_name="timm_moe_dg")
@@ -43,6 +51,8 @@ def push_folder(
         if exists and private and not api.model_info(repo_id).private:
             remedy = "is public; make it private in its settings first, or leave out --private"
             raise ArgumentError.of("repo_id", repo_id, remedy)
+        if exists and not replace_model:
+            _check_same_model(api, folder, repo_id, revision)
         # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -64,6 +74,25 @@ def push_folder(
         return api.create_commit(
             repo_id, operations, commit_message=f"Add {architecture}", revision=revision, create_pr=create_pr
         )
+
+
+def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
+    try:
+        theirs = _read_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)).parent)
+    except LocalEntryNotFoundError:  # a subclass of EntryNotFoundError, but raised for a broken connection
+        raise
+    except (EntryNotFoundError, RevisionNotFoundError):
+        return
+    ours = _read_model(folder)
+    different = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    if different:
+        remedy = f"holds another model ({'; '.join(different)}); give another repository, or --replace-model"
+        raise ArgumentError.of("repo_id", repo_id, remedy)
+
+
+def _read_model(folder: Path) -> dict[str, object]:
+    table = read_config(folder / CONFIG)
+    return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
 
 
 @contextmanager
