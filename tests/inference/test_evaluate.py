@@ -268,11 +268,12 @@ def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_
 def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_groups(tmp_path, caplog, monkeypatch):
     """Groups 00 to 19 are in art, 20 to 39 in photo, which is held out, and 10 to 29 in a new site."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures take most of the time
+    digits = rotated_digits()[0]
     for name, first in (("art", 0), ("photo", 20), ("site", 10)):
         place = tmp_path / ("new" if name == "site" else "data") / name
         for index in range(first, first + 20):
             (place / str(index % 2)).mkdir(parents=True, exist_ok=True)
-            rotated_digits()[0].image(index).save(place / str(index % 2) / f"{index:02d}.png")
+            digits.image(index).save(place / str(index % 2) / f"{index:02d}.png")
     args = {"dataset": "folder", "data_dir": str(tmp_path / "data"), "test_domains": [1], "trial_seed": 3}
     args |= {"group_column": r"(\d\d)\.png"}
     digests = fingerprint(get_benchmark("folder").read(args["data_dir"]))
