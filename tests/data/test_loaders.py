@@ -1,9 +1,13 @@
 """Loaders: what is drawn depends on seed, domain and draw; evaluation sees everything once."""
 
+import multiprocessing
+import signal
+import subprocess
 import traceback
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +148,30 @@ def test_global_random_state_is_left_alone():
 def test_batches_and_domains_that_cannot_be_shared_out_are_refused(sampler, message):
     with pytest.raises(ProtocolError, match=message):
         take(make_draws(), 1, **sampler)
+
+
+def _scheduled_and_ended():
+    loader = training_loader(make_draws(), StepSampler([0], 6), workers=1)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    for _ in range(5):
+        next(batches)
+    assert worker.is_alive()
+    del batches, loader
+    worker.terminate()
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="the system does not say who sent a signal")
+def test_workers_outlive_a_scheduler_but_not_their_parent(fresh_python):
+    # In a process of its own: what other tests have left behind takes signals too
+    words = f"from {__name__} import _scheduled_and_ended; _scheduled_and_ended()"
+    subprocess.run([fresh_python, "-c", words], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
