@@ -26,6 +26,11 @@ CONFIGS = [
     ({"architecture": 5}, r"architecture=5: must be a model's name"),
     ({"model_args": [1, 2]}, r"model_args=\[1, 2\]: must be a table"),
     ({"pretrained_cfg": None}, r"pretrained_cfg=None: must be a table"),
+    *(
+        ({"pretrained_cfg": settings}, "pretrained_cfg=.*: must be a table, with lists of numbers")
+        for settings in ({"mean": "x"}, {"std": [0.5, "x", 0.5]}, {"mean": {"a": 1}}, {"input_size": "224"})
+    ),
+    ({"physical_values": "yes"}, r"physical_values='yes': must be true or false"),
     ({"label_names": "cd"}, r"label_names='cd': must be a list of class names"),
     ({"label_names": [["a"], ["b"]]}, r"label_names=.*: must be a list of class names"),
     ({"label_names": {"a": "x", "b": "y"}}, r"label_names=.*: must be a list of class names, or a table"),

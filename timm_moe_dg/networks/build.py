@@ -280,7 +280,10 @@ def read_config(path: Path) -> Config:
     checks = {
         "architecture": (isinstance(config.get("architecture"), str), "a model's name"),
         "model_args": (isinstance(config.get("model_args", {}), dict), "a table"),
-        "pretrained_cfg": (_is_preprocessing(config.get("pretrained_cfg", {})), "a table with numbers as mean and std"),
+        "pretrained_cfg": (
+            _is_preprocessing(config.get("pretrained_cfg", {})),
+            "a table, with lists of numbers as mean, std and input_size",
+        ),
         "label_names": (_are_names(config.get("label_names")), "a list of class names, or a table of them by position"),
         "bands": (config.get("bands") is None or _are_bands(config["bands"]), "a list of the bands' full names"),
         "physical_values": (config.get("physical_values") in (None, True, False), "true or false"),
@@ -332,10 +335,8 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
 def _is_preprocessing(settings: object) -> bool:
     if not isinstance(settings, dict):
         return False
-    statistics = [settings[name] for name in ("mean", "std") if settings.get(name) is not None]
-    return all(
-        isinstance(values, list) and all(isinstance(value, int | float) for value in values) for values in statistics
-    )
+    lists = [settings[name] for name in ("mean", "std", "input_size") if settings.get(name) is not None]
+    return all(isinstance(numbers, list) and all(isinstance(n, int | float) for n in numbers) for numbers in lists)
 
 
 def _are_names(names: object) -> bool:
