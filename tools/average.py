@@ -28,7 +28,6 @@ from accelerate.utils import set_seed
 from timm.models import get_model_args
 from torch import Tensor, nn
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import non_negative_int, run_folder, share

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_device_option
 from timm_moe_dg.cli.text import markdown
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser

@@ -12,7 +12,6 @@ written to a folder.
 import logging
 from collections.abc import Sequence
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool
 from timm_moe_dg.finetuning.messages import is_main_rank

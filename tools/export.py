@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 import torch
 from PIL import Image
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.data.readers.folders import find_images

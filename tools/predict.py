@@ -25,7 +25,6 @@ import logging
 import sys
 from collections.abc import Sequence
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool
 from timm_moe_dg.inference.image_rows import check_images

@@ -17,7 +17,6 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.text import code, one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_folder, seed_number

@@ -10,7 +10,6 @@ does on new images. An earlier page is replaced.
 
 from collections.abc import Sequence
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.analysis.geography_plots import draw_domains, draw_forced, is_geographic
 from timm_moe_dg.analysis.maps import draw_attention, draw_experts
 from timm_moe_dg.analysis.plots import plot_examples, plot_learning_curves, plot_runs
