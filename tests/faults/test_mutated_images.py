@@ -14,7 +14,7 @@ from PIL import Image
 from timm_moe_dg.data.readers.images import as_picture, decoders, read_pixels
 from timm_moe_dg.errors import ImageReadError
 
-REFUSED = ("EPS",)  # a format that Pillow would start a program for
+REFUSED = ("EPS", "SPIDER")  # a format that Pillow would start a program for, and one of more than 8 bits
 MODES = {"BLP": "P", "MSP": "1", "SPIDER": "F", "XBM": "1"}  # in which the format is written, if not RGB
 SIDE = 24  # pixels
 EXTREMES = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\xff\xff", b"\x80\0\0\0")
