@@ -16,5 +16,5 @@ def test_every_package_has_a_row():
 def test_every_named_file_exists():
     names = re.findall(r"`([\w/]+/[\w/]*(?:\.\w+)?)`", PAGE)
     files = [name for name in names if name.startswith(("timm_moe_dg/", "tools/", "tests/"))]
-    assert len(files) > 10
+    assert len(files) > 5
     assert not [name for name in files if not (ROOT / name).exists()]
