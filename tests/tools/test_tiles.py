@@ -104,7 +104,9 @@ def test_forms_of_geojson(tmp_path, labels, form):
     if form == "crs of null":
         table["crs"] = None
     if form == "empty labels":
-        table["features"] += [{**table["features"][0], "properties": {"label": label}} for label in ("", " ", None)]
+        table["features"] += [
+            {**table["features"][0], "properties": {"label": label}} for label in ("", " ", None, "NA")
+        ]
     if form == "one feature":
         table = table["features"][0]
     encoding = "utf-8-sig" if form == "byte order mark" else "utf-8"
@@ -115,7 +117,7 @@ def test_forms_of_geojson(tmp_path, labels, form):
 
 
 # Of 63 pixels a side, tiles of 16 leave 1 - (48 / 63) ** 2
-@pytest.mark.parametrize(("side", "share"), [(63, "42%"), (95, "29%"), (96, None)])
+@pytest.mark.parametrize(("side", "share"), [(63, "42.0%"), (95, "29.1%"), (96, None)])
 def test_an_edge_without_tiles_is_named_with_its_share(tmp_path, labels, caplog, side, share):
     tiles(write_scene(tmp_path / "scene.tif", halves(side, side)), labels, tmp_path / "data")
     assert (f"scene.tif': {share} of its area" in caplog.text) == (share is not None)

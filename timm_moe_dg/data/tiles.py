@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import ArgumentError, DataError
+from .domains import normalized
+from .readers.csv_tables import MISSING
 from .readers.rasters import (
     MOST_MISSING,
     Raster,
@@ -68,7 +70,7 @@ def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tu
         tiles, left_out = _write_tiles(raster, source, folder, options)
         inside = (height - height % options.size) * (width - width % options.size)
     if edge := height * width - inside:
-        text = "scene=%r: %.0f%% of its area, at the right and lower edge, are too narrow for a tile of %d pixels"
+        text = "scene=%r: %.1f%% of its area, at the right and lower edges, is too narrow for a tile of %d pixels"
         _LOGGER.warning(text, scene, 100 * edge / (height * width), options.size)
     # Pixels whose center lies on a border of neighbors are in both
     if isinstance(source, _Polygons) and source.overlap > source.labeled / 100:
@@ -174,7 +176,7 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
         named = ((table.get("crs") or {}).get("properties") or {}).get("name") or "EPSG:4326"
         crs = rasterio.crs.CRS.from_user_input(named)
         given = [(feature["geometry"], (feature.get("properties") or {}).get(options.column)) for feature in features]
-        labeled = [(_polygons(shape), str(label)) for shape, label in given if is_label(label)]
+        labeled = [(_polygons(shape), text) for shape, label in given if (text := label_text(label))]
         shapes = [(shape, label) for polygons, label in labeled for shape in polygons]
         if crs != raster.crs:
             step = 0.03 if crs.is_geographic else 3_000.0  # degrees or meters: chords are 0.1 m from a curved edge
@@ -192,9 +194,10 @@ def _read_geojson(path: str, options: TileOptions, raster: Any) -> _Polygons:
     return _Polygons(shapes)
 
 
-def is_label(value: object) -> bool:
-    """Whether a property names a class. Empty texts and missing values name none."""
-    return value is not None and value == value and bool(str(value).strip())
+def label_text(value: object) -> str:
+    """Returns the name of a class as a property has it; "" if it names none."""
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else normalized(str(value).strip())
+    return "" if text in MISSING else text
 
 
 def _polygons(shape: Any) -> list[Any]:

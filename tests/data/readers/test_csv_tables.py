@@ -1,5 +1,6 @@
 """Tables of images: what is taken, metadata by path, and messages that name file, line and column."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.geo_files import write_scene
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.csv_tables import (
     Metadata,
+    Place,
     Table,
     below,
     choice,
@@ -277,6 +279,8 @@ def test_words_for_a_missing_value_are_no_names(tmp_path, column, word):
         "path, label\na.png, x\n",
         "\ufeffsep=,\r\npath,label\r\na.png,x\r\n",
         "path\tlabel\na.png\tx\n",
+        "sep=\t\npath\tlabel\na.png\tx\n",
+        '"sep=;"\npath;label\na.png;x\n',
     ],
 )
 def test_lines_before_the_header_and_spaces_after_separators_are_skipped(tmp_path, text):
@@ -284,3 +288,15 @@ def test_lines_before_the_header_and_spaces_after_separators_are_skipped(tmp_pat
     table = read_csv(tmp_path / "a.csv", ["path", "label"])
     assert dict(table) == {"path": ("a.png",), "label": ("x",)}
     assert list(table.lines) == [text.count("\n")]
+
+
+def test_a_header_that_looks_like_a_comment_is_named_as_one(tmp_path):
+    (tmp_path / "a.csv").write_text("#path,label\na.png,x\n")
+    with pytest.raises(DataError, match="1 lines before the header are comments"):
+        read_csv(tmp_path / "a.csv", ["path", "label"])
+
+
+def test_an_unknown_place_is_at_no_distance():
+    assert np.isnan(Place((math.nan, 0.0), 0.0).distance(1, 1))
+    assert Place((9.0, 0.0), 0.0).distance(10, 0) == pytest.approx(111.2, abs=0.1)
+    assert Place((179.5, 0.0), 0.0).distance(-179.5, 0) == pytest.approx(111.2, abs=0.1)

@@ -204,12 +204,19 @@ def test_files_follow_what_the_training_images_stated(tmp_path, caplog):
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=True)), 0.2086, rtol=1e-6)
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=False)), 2086 / 65535, rtol=1e-6)
     assert "a.tif': states a scale, which the training images did not" in caplog.text
+    real = str(gdal(tmp_path / "c.tif", reflectance.astype(np.float32)))
+    read_pixels(real, Bands(5, physical=True))
+    assert "c.tif'" not in caplog.text
+    read_pixels(real, Bands(5, physical=False))
+    assert "c.tif': holds real numbers, and the training images were whole numbers" in caplog.text
 
 
 def test_nodata_may_differ_between_bands(tmp_path):
     path = gdal(tmp_path / "a.tif", values_of("u2", low=20))
     text = "".join(f'<PAMRasterBand band="{n}"><NoDataValue>{n + 19}</NoDataValue></PAMRasterBand>' for n in (1, 2, 3))
     path.with_name("a.tif.aux.xml").write_text(f"<PAMDataset>{text}</PAMDataset>")
+    with open_raster(str(path)) as raster, pytest.raises(ValueError, match="nodata values"):
+        rasters.check_scene(raster, needs_place=False)
     missing = read_pixels(str(path)).isnan()
     assert missing[:, :, 0].all()
     assert missing.sum() == 3 * HEIGHT

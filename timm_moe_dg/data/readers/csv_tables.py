@@ -27,7 +27,7 @@ NAMES = "names"  # entry of the user's names of columns
 MAX_COMPARED = 32  # coordinates that are compared with those of the images
 FAR = 100.0  # km
 # What R, pandas and spreadsheets write for an empty field; those that pandas.read_csv reads as missing
-_MISSING = {
+MISSING = {
     "",
     "#N/A",
     "#N/A N/A",
@@ -174,14 +174,15 @@ def csv_chunks(path: Path, required: Sequence[str], size: int = sys.maxsize) -> 
         # utf-8-sig skips the byte order mark that spreadsheets write.
         with path.open(newline="", encoding="utf-8-sig") as file:
             first, skipped = file.readline(), 0
-            while first.startswith("#") or re.fullmatch(r"sep=.", first.strip()):  # comments, and Excel's hint
+            while first.startswith("#") or re.fullmatch(r'"?sep=."?', first.rstrip("\r\n")):  # comments, Excel's hint
                 first, skipped = file.readline(), skipped + 1
             separator = max(SEPARATORS, key=first.count)
             reader = csv.reader(chain([first], file), delimiter=separator, skipinitialspace=True)
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{str(path)!r}: line {skipped + 1} is empty; write the names of the columns there")
-            _check_header(path, header, required, _NAME_IN_LINE_1)
+            comments = f"; {skipped} lines before the header are comments or sep=" if skipped else ""
+            _check_header(path, header, required, f"{_NAME_IN_LINE_1}{comments}")
             rows = _rows(path, reader, len(header), skipped)
             while chunk := list(islice(rows, size)):
                 lines, fields = zip(*chunk, strict=True)
@@ -301,7 +302,7 @@ def _same_file(path: str, place: Callable[[str], str]) -> str:
 
 
 class Place(NamedTuple):
-    """The place of an image that its file tells."""
+    """The place stored in an image file."""
 
     degrees: tuple[float, float]  # longitude and latitude
     radius: float  # km, from the center to a corner
@@ -311,7 +312,7 @@ class Place(NamedTuple):
         (west, south), (east, north) = np.deg2rad([self.degrees, (longitude, latitude)])
         sides = math.sin((north - south) / 2) ** 2
         sides += math.cos(south) * math.cos(north) * math.sin((east - west) / 2) ** 2
-        return 2 * 6371.0 * math.asin(min(1.0, math.sqrt(sides)))
+        return 2 * 6371.0 * math.asin(math.sqrt(float(np.clip(sides, 0.0, 1.0))))  # NaN stays
 
 
 def own_place(path: str) -> Place | None:
@@ -327,8 +328,8 @@ def own_place(path: str) -> Place | None:
             center, corner = places_of(raster.dataset, [width / 2, 0], [height / 2, 0]).tolist()
     except (OSError, ImageReadError, UnidentifiedImageError):  # a damaged image is refused when it is read
         return None
-    place = Place((center[0], center[1]), 0.0)
-    return place._replace(radius=np.nan_to_num(place.distance(*corner)))
+    degrees = (center[0], center[1])
+    return Place(degrees, float(np.nan_to_num(Place(degrees, 0.0).distance(*corner))))
 
 
 # Parsers of fields
@@ -339,7 +340,7 @@ def name_parser(columns: Mapping[str, str] | None) -> Callable[[str], str]:
 
     The user's `columns` may have an entry `names`: such words that are names, separated by commas.
     """
-    refused = _MISSING - set(str((columns or {}).get(NAMES, "")).split(","))
+    refused = MISSING - set(str((columns or {}).get(NAMES, "")).split(","))
 
     def parse(text: str) -> str:
         if text in refused:

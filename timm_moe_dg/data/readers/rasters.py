@@ -42,7 +42,7 @@ _MOST_PAGES = 1000  # of a TIFF file, whose tags are read
 SUBFILE, OLD_SUBFILE, PHOTOMETRIC, ORIENTATION = 254, 255, 262, 274
 _REDUCED_OR_MASK, _OLD_REDUCED = 1 | 4, 2  # an overview, a thumbnail or a mask
 _WHITE_IS_ZERO, _PALETTE = 0, 3
-_LAB, _RAW = (8, 9, 10), (32803, 34892)  # kinds of L*a*b*, and of what a camera's sensor gives
+_NO_RGB = {**dict.fromkeys((8, 9, 10), "L*a*b*"), **dict.fromkeys((32803, 34892), "raw values of a camera")}
 _LOGGER = logging.getLogger(__name__)
 _warned: set[object] = set()
 
@@ -154,18 +154,16 @@ class Raster:
         stored = np.dtype(dataset.dtypes[0]).itemsize * 8
         self._bits = int(dataset.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", stored))
         interpretations = import_rasterio().enums.ColorInterp
-        is_palette = dataset.colorinterp[0] == interpretations.palette  # also of two levels, and where zero is white
+        is_palette = dataset.colorinterp[0] == interpretations.palette  # for GDAL also of 1 bit and MINISWHITE
         self._is_palette = is_palette and self._photometric in (None, _PALETTE)
-        # A described band, such as infrared, is none, though GDAL takes a fourth band for transparency
+        # GDAL marks a fourth band as transparency by default. A band with a description, such as infrared, is data
         is_alpha = dataset.colorinterp[-1] == interpretations.alpha and not dataset.descriptions[-1]
         self.alpha = dataset.count - 1 if is_alpha else None
         self.states_scale = any(scale != 1 for scale in dataset.scales) or any(dataset.offsets)
         self._check_colors()
 
     def _check_colors(self) -> None:
-        dtype, space = self.dataset.dtypes[0], ""
-        if self._photometric in (*_LAB, *_RAW):
-            space = "L*a*b*" if self._photometric in _LAB else "raw values of a camera"
+        dtype, space = self.dataset.dtypes[0], _NO_RGB.get(self._photometric or 0, "")
         if self._is_palette and dtype != "uint8":
             space = "a palette of more than 8 bits"
         if self._space == "CMYK" and dtype != "uint8":
@@ -231,8 +229,8 @@ class Raster:
     def read(self, positions: Sequence[int], window: Any = None) -> tuple[np.ndarray, np.ndarray | None]:
         """Reads the values of bands as they are stored, (bands, height, width), and marks those without data.
 
-        These are nodata values, numbers that are not finite, and pixels that a mask or transparency hides. GDAL also
-        finds the first two of them in files beside the image (.msk, .aux.xml). None if there are none.
+        These are nodata values, numbers that are not finite, and pixels that a mask or transparency hides. Nodata and
+        masks may be in files beside the image (.aux.xml, .msk). None if there are none.
         """
         with reading(self.path, self.argument):
             values = self.dataset.read([position + 1 for position in positions], window=window)
@@ -244,7 +242,7 @@ class Raster:
         for band, position in enumerate(positions):
             nodata = self.dataset.nodatavals[position]
             if nodata is not None and np.isfinite(nodata):
-                # The tag holds a text, whose number may round to the one that is stored
+                # The tag is decimal text, and rounds to the type of the values
                 number = np.float64(nodata) if values.dtype.kind in "iu" else np.array(nodata).astype(values.dtype)
                 missing[band] |= values[band] == number
         if values.dtype.kind == "f":
@@ -260,7 +258,8 @@ class Raster:
             table = np.array([palette.get(code, (0, 0, 0))[:RGB] for code in range(256)], np.uint8)
             values = table[values[0]].transpose(2, 0, 1)
         elif self._photometric == _WHITE_IS_ZERO and values.dtype.kind == "u":
-            values = 2**self._bits - 1 - values
+            gray = [row for row, position in enumerate(positions) if position != self.alpha]
+            values[gray] = 2**self._bits - 1 - values[gray]
         if self._bits < 8 and not self._is_palette:
             values = (values.astype(np.uint16) * 255 // (2**self._bits - 1)).astype(np.uint8)
         is_code = bands.is_rgb and self._is_palette  # of a color, and no value
@@ -360,10 +359,12 @@ def check_kind(kind: str, bands: Bands, argument: str, path: str) -> None:
         raise ImageReadError(f"{argument}={path!r}: {text}; {remedy}")
     if bands.physical is False and kind == STATED:
         warn_once(path, "states a scale, which the training images did not: its stored values are read", STATED)
+    if bands.physical is False and kind == REAL:
+        warn_once(path, "holds real numbers, and the training images were whole numbers without a scale", REAL)
 
 
 def too_many(bands: int) -> str:
-    """Returns what to do with a file of bands that no RGB image has."""
+    """Returns the remedy for a file whose number of bands is not that of RGB."""
     return f"has {bands} bands: give --in-chans {bands}, or save three of them as RGB"
 
 
@@ -391,6 +392,8 @@ def check_scene(raster: Raster, *, needs_place: bool = True) -> None:
     remedy = ""
     if raster.orientation != 1:
         remedy = f"has the orientation {raster.orientation}, which georeferences do not follow; save it upright"
+    elif len({str(nodata) for nodata in raster.dataset.nodatavals}) > 1:
+        remedy = "has different nodata values in its bands, which a tile cannot hold; give all bands one"
     elif needs_place and not is_placed(raster.dataset):
         remedy = "has no coordinate reference system (CRS); georeference it"
         if raster.dataset.gcps[0]:
