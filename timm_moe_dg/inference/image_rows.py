@@ -230,8 +230,10 @@ class RowImages(Dataset):
 
     def _metadata(self, row: ImageRow, tar: BinaryIO | None) -> tuple[float, ...]:
         if row.metadata is not None or row.note is None or tar is None:
-            own = own_place(row.path) if self.reads_places and row.metadata is None and row.member is None else None
-            return row.metadata or (self.names.unknown if own is None else (*own.degrees, *self.names.unknown[2:]))
+            if row.metadata is None and row.member is None and self.reads_places:
+                place = own_place(row.path)
+                return self.names.unknown if place is None else (*place.degrees, *self.names.unknown[2:])
+            return row.metadata or self.names.unknown
         try:
             note = json.loads(row.note.read(tar))
             given = note if isinstance(note, dict) else {}

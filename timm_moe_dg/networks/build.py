@@ -38,11 +38,10 @@ DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
 _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name")  # timm's names
 # Options that change the size of inputs or the training alone
-_FREE_OPTIONS = frozenset(
-    ("img_size", "in_chans", "num_classes", "expert_drop", "expert_reinit", "expert_perturbation")
-)
-_FREE_OPTIONS |= {"router_noise", "metadata_drop", "drop_path_rate", "drop_rate", "coverage_points"}
-_FREE_OPTIONS |= {"coverage_radius", "seen_locations"}
+_FREE_OPTIONS = {
+    *("img_size", "in_chans", "num_classes", "drop_rate", "drop_path_rate", "expert_drop", "expert_reinit"),
+    *("expert_perturbation", "router_noise", "metadata_drop", "coverage_points", "coverage_radius", "seen_locations"),
+}
 _logger = logging.getLogger(__name__)
 Config: TypeAlias = dict[str, Any]  # content of timm's config.json
 Network: TypeAlias = Any  # timm's classes have attributes that torch.nn.Module does not declare

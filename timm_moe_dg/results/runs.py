@@ -307,24 +307,27 @@ def most_frequent_accuracies(record: Record) -> dict[str, float]:
 
     Records that do not count it, such as DomainBed's, have none.
     """
-    right, sizes, names = record.args.get("most_frequent"), record.args.get("split_sizes"), domain_names([record])
-    if right is None or sizes is None:
-        return {}
+    shares, names = _most_frequent_shares(record, out=False), domain_names([record])
     places = {names[domain]: domain for domain in record.test_domains}
     if record.roles:
         facts = enumerate(record.args.get("domain_facts") or ())
         places = {group: domain for domain, (role, group, _) in facts if role == "ood"}
     unseen = unseen_accuracies(record)
-    return {name: right[i][0] / sizes[i][0] for name, i in places.items() if name in unseen and sizes[i][0]}
+    return {name: shares[domain] for name, domain in places.items() if name in unseen and domain in shares}
 
 
 def validation_of_most_frequent(record: Record) -> float:
     """Returns what that class would reach in training-domain validation; NaN where it is not counted."""
-    right, sizes = record.args.get("most_frequent"), record.args.get("split_sizes")
-    if right is None or sizes is None:
-        return nan
-    shares = [right[i][1] / sizes[i][1] for i in record.training_domains if sizes[i][1]]
+    by_domain = _most_frequent_shares(record, out=True)
+    shares = [by_domain[domain] for domain in record.training_domains if domain in by_domain]
     return sum(shares) / len(shares) if shares else nan
+
+
+def _most_frequent_shares(record: Record, *, out: bool) -> dict[int, float]:
+    """The share of that class in the in-splits or out-splits of domains with images, by position."""
+    counts, sizes = record.args.get("most_frequent") or (), record.args.get("split_sizes") or ()
+    pairs = enumerate(zip(counts, sizes, strict=False))
+    return {domain: count[out] / size[out] for domain, (count, size) in pairs if size[out]}
 
 
 def _regions(record: Record) -> dict[int, str]:

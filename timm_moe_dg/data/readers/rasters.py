@@ -82,7 +82,8 @@ def open_raster(path: str, argument: str = "image", file: BinaryIO | None = None
     rasterio = import_rasterio()
     with ExitStack() as stack:
         try:
-            check_regular_file(path if file is None else "")
+            if file is None:
+                check_regular_file(path)
             content = file or stack.enter_context(open(path, "rb"))
             content.seek(0)
             driver = (_DRIVERS | _PNG).get(content.read(4))
