@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 
 from tests.data.files import write_csv
 from tests.geo_files import write_scene
@@ -19,6 +20,7 @@ from timm_moe_dg.data.readers.csv_tables import (
     below,
     choice,
     number,
+    own_place,
     read_csv,
     text_table,
     whole_number,
@@ -300,3 +302,19 @@ def test_an_unknown_place_is_at_no_distance():
     assert np.isnan(Place((math.nan, 0.0), 0.0).distance(1, 1))
     assert Place((9.0, 0.0), 0.0).distance(10, 0) == pytest.approx(111.2, abs=0.1)
     assert Place((179.5, 0.0), 0.0).distance(-179.5, 0) == pytest.approx(111.2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {6: 120.0},  # altitude alone
+        {1: "N", 2: (52.0, 31.0, 0.0), 3: "E"},
+        {1: "N", 2: 52.5, 3: "E", 4: 13.4},  # numbers in place of degrees, minutes and seconds
+        {1: "N", 2: (IFDRational(52, 0), 0.0, 0.0), 3: "E", 4: (13.0, 0.0, 0.0)},
+    ],
+)
+def test_damaged_gps_tags_are_no_place(tmp_path, tags):
+    exif = Image.Exif()
+    exif.get_ifd(0x8825).update(tags)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.jpg", exif=exif)
+    assert own_place(str(tmp_path / "a.jpg")) is None

@@ -155,17 +155,13 @@ def exif_place(path: str) -> tuple[float, float] | None:
     """Returns longitude and latitude in degrees of a photograph's GPS tags; None without them."""
     with Image.open(path, formats=decoders()) as image:
         try:
-            tags = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
-        except Exception:  # damaged tags, of many classes
+            tags, degrees = image.getexif().get_ifd(ExifTags.IFD.GPSInfo), list[float]()
+            for value, reference in ((4, 3), (2, 1)):
+                number = sum(float(part) / 60**power for power, part in enumerate(tags[value]))
+                degrees.append(-number if str(tags[reference]).upper().startswith(("W", "S")) else number)
+        except Exception:  # absent or damaged tags, of many classes
             return None
-    degrees = []
-    for value, reference, negative in ((4, 3, "W"), (2, 1, "S")):
-        if not (value in tags and reference in tags):
-            return None
-        parts = [float(part) for part in tags[value]]
-        number = sum(part / 60**power for power, part in enumerate(parts))
-        degrees.append(-number if str(tags[reference]).upper().startswith(negative) else number)
-    return degrees[0], degrees[1]
+    return (degrees[0], degrees[1]) if np.isfinite(degrees).all() else None
 
 
 def _orientation(image: Image.Image) -> int:
