@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import timm
@@ -61,19 +61,21 @@ def _mlp() -> nn.Module:
 
 
 @cache
-def _mixture() -> nn.Module:
+def _mixture(**router: Any) -> nn.Module:
     torch.manual_seed(0)
     size: dict[str, Any] = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
     quiet: dict[str, Any] = {"router_noise": 0.0, "expert_drop": 0.0, "num_experts": 3, "moe_layers": (1,)}
-    return timm.create_model("gmoe_tiny_patch16", num_classes=CLASSES, **size, **quiet).double()
+    return timm.create_model("gmoe_tiny_patch16", num_classes=CLASSES, **size, **quiet, router_kwargs=router).double()
 
 
 NETWORKS = {"mlp": _mlp, "mixture": _mixture}
+# Whose routers have a state of their own
+BALANCED = {"bias": partial(_mixture, bias_speed=0.1), "thresholds": partial(_mixture, choice="threshold")}
 
 
 def network(name: str) -> nn.Module:
     """A copy with the same weights every time, in training mode."""
-    return deepcopy(NETWORKS[name]()).train()
+    return deepcopy({**NETWORKS, **BALANCED}[name]()).train()
 
 
 def minibatches(name: str, step: int, domains: int = DOMAINS, size: int = 6) -> list[tuple[Tensor, Tensor]]:

@@ -226,6 +226,17 @@ def test_routers_count_the_items_of_the_network_s_own_steps(monkeypatch, name, t
         assert layer.router.expert_counts.sum() == 0
 
 
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize(("name", "buffer"), [("GroupDRO", "weights"), ("Fishr", "variances")])
+def test_a_step_that_the_scaling_of_float16_skips_moves_no_weights_and_averages(name, buffer, skipped):
+    algorithm, context = build(name, network("mlp"))
+    algorithm.take_step(context, minibatches("mlp", 0))
+    before = getattr(algorithm, buffer).clone()
+    context.optimizer.step_was_skipped = skipped
+    algorithm.take_step(context, minibatches("mlp", 1))
+    assert torch.equal(getattr(algorithm, buffer), before) == skipped
+
+
 def test_fish_interpolates_running_statistics_and_keeps_counts():
     class Normalized(SmallMlp):
         def __init__(self):

@@ -139,7 +139,7 @@ def test_what_is_said_beforehand_is_what_is_planned(tmp_path):
     [
         ("epochs", ["--epochs", "2", "--steps", "3"]),
         ("label_smoothing", ["--algorithm", "IRM", "--label-smoothing", "0.1"]),
-        ("class_weights", ["--class-weights", "balanced", "--grad-accum-steps", "2"]),
+        ("class_weights", ["--class-weights", "balanced", "--algorithm", "IRM"]),
         ("sched", ["--algorithm", "RDM", "--sched", "cosine"]),
         ("layer_decay", ["--algorithm", "RDM", "--layer-decay", "0.7"]),
         ("min_lr", ["--min-lr", "1e-5"]),

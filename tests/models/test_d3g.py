@@ -119,6 +119,15 @@ def test_it_starts_from_dense_logits_and_comes_back_with_its_index(tmp_path: Pat
     assert "head.bias" in network.no_weight_decay()
 
 
+def test_a_copy_in_training_has_no_logits_of_the_graph() -> None:
+    network = model().train()
+    images, _, lonlat = minibatches(0)[0]
+    logits = network(images, lonlat)
+    other = deepcopy(network)
+    assert (other.other_logits, network.other_logits is None) == (None, False)
+    assert torch.equal(other(images, lonlat), logits)
+
+
 def test_the_stated_domain_finds_the_head_of_a_training_place() -> None:
     network = model()
     shared = torch.tensor([[10.01, 50.01], [10.02, 50.02]])  # one cell of the index, in two domains

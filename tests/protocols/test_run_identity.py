@@ -61,6 +61,25 @@ def test_the_launchers_precision_is_a_setting_unless_an_option_replaces_it(varia
     assert settings({"amp_dtype": amp_dtype, **entry}) == {"amp_dtype": amp_dtype, **entry}
 
 
+@pytest.mark.parametrize(
+    ("environment", "entry"),
+    [
+        ({"WORLD_SIZE": "2"}, {"processes": 2}),
+        ({"PMI_SIZE": "4"}, {"processes": 4}),
+        ({"WORLD_SIZE": "1"}, {}),
+        ({}, {}),
+    ],
+)
+def test_several_processes_are_recorded_and_older_runs_without_the_record_go_on(environment, entry, monkeypatch):
+    for name in ("WORLD_SIZE", "PMI_SIZE", "ACCELERATE_NUM_PROCESSES", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    measured = measured_settings({"amp_dtype": None})
+    assert measured == {"weights_sha256": None, **entry}
+    check_unchanged({"weights_sha256": None}, measured)
+
+
 @pytest.mark.parametrize("number", [1, FORMAT + 1, "2", None, [1]])
 @pytest.mark.parametrize(("versions", "version"), [({"timm_moe_dg": "9.9"}, "9.9"), ("x", "unknown")])
 def test_another_format_is_refused_with_the_version_that_wrote_it(tmp_path, number, versions, version):

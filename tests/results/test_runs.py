@@ -113,6 +113,23 @@ ROWS = [  # options of runs, and their rows
         [{**RATE, "hparams_seed": draw, "filled_in": names} for names in ([], ["lr"]) for draw in range(2)],
         ["ERM, gmoe_small_patch16, lr=5e-05"] * 2 + ["ERM, gmoe_small_patch16"] * 2,
     ),
+    # Processes, where a method or a network compares images: covariances, experts' shares, batch statistics
+    *(
+        ([{**run, "processes": number} for number in (2, 4)], [row] * 2)
+        for run, row in (
+            ({"algorithm": "GroupDRO", "model": "deit_tiny_patch16_224"}, "GroupDRO, deit_tiny_patch16_224"),
+            ({"model": "resnet18", "freeze_bn": True}, "ERM, resnet18"),
+        )
+    ),
+    *(
+        ([run, {**run, "processes": 2}], [row, f"{row}, processes=2"])
+        for run, row in (
+            ({"algorithm": "CORAL", "model": "deit_tiny_patch16_224"}, "CORAL, deit_tiny_patch16_224"),
+            ({"algorithm": "own:Method", "model": "deit_tiny_patch16_224"}, "own:Method, deit_tiny_patch16_224"),
+            (GMOE, "ERM, gmoe_small_patch16"),
+            ({"model": "resnet18"}, "ERM, resnet18"),
+        )
+    ),
     # Runs of one seed from other weights
     (
         [{"weights_sha256": digest, "test": [0], "trial_seed": seed} for digest in "ab" for seed in range(2)],

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from ..losses.domain import class_balanced_cross_entropy, input_gradient_penalty
-from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, tap_features
+from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, detached, tap_features
 from .hparams import SHARE
 from .risks import Counting
 
@@ -91,13 +91,15 @@ class Adversarial(Counting):
         """Returns the discriminator's input, given features (B, D) and classes (B,)."""
         return features
 
-    def discriminator_loss(self, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
+    def discriminator_loss(self, context: StepContext, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
         """Returns the loss of classifying domains (B,) by logits (B, M)."""
         return F.cross_entropy(logits, domains)
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns the network's "loss" and its parts "task_loss", "disc_loss" and those of the model."""
-        out = self.forward_domains(context.model, minibatches)
+        return self._losses(context, self.forward_domains(context.model, minibatches))
+
+    def _losses(self, context: StepContext, out: ForwardPass) -> dict[str, Tensor]:
         task_loss = F.cross_entropy(out.logits, out.targets)
         disc_loss = self._discriminate(context, self._features.take(), out)
         return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
@@ -125,13 +127,12 @@ class Adversarial(Counting):
     def _discriminator_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         with torch.no_grad():
             out = self.forward_domains(context.model, minibatches)
-        disc_loss = self._discriminate(context, self._features.take(), out)
+        losses = self._losses(context, out)
         self._optimizer.zero_grad()
-        disc_loss.backward()
+        losses["disc_loss"].backward()
         self.share_gradients(context)
         self._optimizer.step()
-        task_loss, disc_loss = F.cross_entropy(out.logits, out.targets), disc_loss.detach()
-        return out.scalars(task_loss - self.hparams["lambda"] * disc_loss, task_loss=task_loss, disc_loss=disc_loss)
+        return detached(losses)
 
     def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
         # Filled on the device: sizes that are sent there make the host wait
@@ -141,7 +142,7 @@ class Adversarial(Counting):
         if self.hparams["grad_penalty"] and not inputs.requires_grad:
             inputs.requires_grad_()  # features of a pass without gradients
         logits = self.discriminator(inputs)
-        loss = self.discriminator_loss(logits, domains, out.targets)
+        loss = self.discriminator_loss(context, logits, domains, out.targets)
         if self.hparams["grad_penalty"]:
             summed = F.cross_entropy(logits, domains, reduction="sum")
             loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, inputs)
@@ -177,9 +178,11 @@ class CDANN(Adversarial):
         """Features plus the embedding of their class."""
         return features + self.class_embeddings(targets)
 
-    def discriminator_loss(self, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
-        """Class-balanced cross-entropy."""
-        return class_balanced_cross_entropy(logits, domains, targets, self.num_classes)
+    def discriminator_loss(self, context: StepContext, logits: Tensor, domains: Tensor, targets: Tensor) -> Tensor:
+        """Class-balanced cross-entropy, by the classes of all processes."""
+        # `bincount` would wait for the device
+        counts = context.mean_weight(torch.eye(self.num_classes, device=targets.device), targets)
+        return class_balanced_cross_entropy(logits, domains, targets, counts)
 
 
 def discriminator(in_features: int, out_features: int, *, width: int, depth: int, dropout: float) -> nn.Sequential:

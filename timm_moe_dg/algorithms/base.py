@@ -6,7 +6,7 @@ A method has an objective over one minibatch per training domain, and a step tha
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import reduce
 from operator import add
 from types import MappingProxyType
@@ -39,6 +39,7 @@ class StepContext:
     backward: Callable[[Tensor], None] = Tensor.backward  # scaled or synchronized as the run needs
     reduce: Callable[[Tensor], Tensor] = lambda value: value  # mean over processes
     grad_accum_steps: int = 1  # parts of a step's minibatches
+    step_targets: Tensor | None = None  # of all parts, on this process, where the objective gets one part
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # for networks that are not wrapped
     domains: Sequence[int] | None = None  # positions among the training domains; None for all, in order
 
@@ -46,6 +47,14 @@ class StepContext:
         """Averages a statistic over processes and keeps this process's gradient."""
         # The launcher averages gradients over processes, which makes the gradient of a function of the mean exact
         return value + (self.reduce(value.detach()) - value.detach())
+
+    def mean_weight(self, weights: Tensor, targets: Tensor) -> Tensor:
+        """Adds up the weights (C, ...) of a part's images by class; the mean over the step's parts and processes.
+
+        A sum over images, divided by this instead of the part's own weight, is exact however a step is divided.
+        """
+        parts = 1 if self.step_targets is None else self.grad_accum_steps
+        return self.reduce(weights[targets if self.step_targets is None else self.step_targets].sum(0) / parts)
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,7 @@ class Setup:
     hparams: Mapping[str, float] = field(default_factory=dict)
     loss_weights: LossWeights = field(default_factory=LossWeights)  # of the losses that the network reports
     task_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # logits (N, C), targets (N,)
+    class_weights: Tensor | None = None  # (C,), if `task_loss` is a mean that is weighted by them
     domains_per_step: int | None = None  # None for all
 
     @property
@@ -134,6 +144,7 @@ class Algorithm(Tunable, ABC):
         TAKES_LINEAR_STEPS: Whether the method can train the classifier alone in the first steps of a run.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
         SHARDS: Whether the method works on a network that is divided over processes, whose weights are DTensors.
+        COMPARES_IMAGES: Whether the loss compares the images of one process, and so depends on their number.
 
     >>> class WorstDomain(timm_moe_dg.algorithms.Algorithm):
     ...     def objective(self, context, minibatches):
@@ -149,6 +160,7 @@ class Algorithm(Tunable, ABC):
     TAKES_LINEAR_STEPS: ClassVar[bool] = True
     ACCUMULATES: ClassVar[bool] = True
     SHARDS: ClassVar[bool] = True
+    COMPARES_IMAGES: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup.hparams)
@@ -158,7 +170,7 @@ class Algorithm(Tunable, ABC):
         self.num_domains = setup.num_domains
         self.num_classes = setup.num_classes
         self.loss_weights = setup.loss_weights
-        self.task_loss = setup.task_loss
+        self.task_loss, self.class_weights = setup.task_loss, setup.class_weights
 
     @abstractmethod
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
@@ -175,15 +187,21 @@ class Algorithm(Tunable, ABC):
 
     def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
+        moments = [buffer for buffer in self.buffers() if buffer.is_floating_point()]
+        before = [buffer.clone() for buffer in moments]
         scalars = self.update(context, minibatches)
         # Steps are skipped by the scaling of float16 gradients
         is_skipped = getattr(context.optimizer, "step_was_skipped", False)
+        for buffer, value in zip(moments, before, strict=True) if is_skipped else ():
+            buffer.copy_(value)
         after_step(context.model, moves=self.trains_network and not is_skipped)
         return scalars
 
     def update(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Updates the weights. Returns the objective's scalars, detached, the mean over an accumulated step's parts."""
         parts = self.chunk(minibatches, context.grad_accum_steps)
+        if len(parts) > 1:
+            context = replace(context, step_targets=torch.cat([targets for _, targets, *_ in minibatches]))
         context.optimizer.zero_grad()
         scalars = []
         for position, part in enumerate(parts, start=1):
@@ -247,6 +265,9 @@ class ERM(Algorithm):
         """Returns "loss", the weighted sum of "task_loss", "aux_loss" and MoGE's "cka_loss" and "supcon_loss"."""
         out = self.forward_domains(context.model, minibatches)
         task_loss = self.task_loss(out.logits, out.targets)
+        if (weights := self.class_weights) is not None:
+            # Divided by the weights of the whole step instead of those of a part's own images
+            task_loss = task_loss * (weights[out.targets].sum() / context.mean_weight(weights, out.targets))
         return out.scalars(task_loss, task_loss=task_loss)
 
 

@@ -22,6 +22,7 @@ class Alignment(Algorithm):
     """
 
     MIN_DOMAINS = 2
+    COMPARES_IMAGES = True
     HPARAMS = MappingProxyType({"mmd_gamma": 1.0})
     SEARCH = MappingProxyType({"mmd_gamma": lambda random: 10 ** random.uniform(-1, 1)})
 
@@ -82,6 +83,7 @@ class Fishr(Annealed):
     ANNEAL = "penalty_anneal_iters"
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the averages
+    COMPARES_IMAGES = True
     HPARAMS = MappingProxyType({"lambda": 1000.0, "penalty_anneal_iters": 1500, "ema": 0.95})
     RANGES = MappingProxyType({"ema": SHARE})
     SEARCH = MappingProxyType(

@@ -101,6 +101,7 @@ class IRM(Annealed):
     """
 
     ANNEAL = "irm_penalty_anneal_iters"
+    COMPARES_IMAGES = True
     HPARAMS = MappingProxyType({"irm_lambda": 100.0, "irm_penalty_anneal_iters": 500})
     SEARCH = MappingProxyType(
         {
@@ -164,6 +165,7 @@ class RDM(Annealed):
     ANNEAL = "rdm_penalty_anneal_iters"
     MIN_DOMAINS = 2
     OVERRIDES_LR = True
+    COMPARES_IMAGES = True
     HPARAMS = MappingProxyType(
         {"rdm_lambda": 5.0, "rdm_penalty_anneal_iters": 1500, "variance_weight": 0.004, "rdm_lr": 1.5e-5}
     )

@@ -8,7 +8,7 @@ gathered in the main process's host memory.
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -83,13 +83,15 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     # The average copies the network, which must not have the algorithm's hooks yet
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
     sharding = Sharding(network, averaging, accelerator.device) if is_sharded() else None
+    task_loss = build_task_loss(plan, accelerator.device)
     setup = Setup(
         network,
         len(plan.training),
         options.num_classes,
         hparams=plan.hparams,
         loss_weights=LossWeights.of(options),
-        task_loss=build_task_loss(plan, accelerator.device),
+        task_loss=task_loss,
+        class_weights=task_loss.keywords["weight"],
         domains_per_step=plan.benchmark.domains_per_step,
     )
     algorithm = get_algorithm(options.algorithm)(setup).to(accelerator.device)
@@ -183,7 +185,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     return network
 
 
-def build_task_loss(plan: RunPlan, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def build_task_loss(plan: RunPlan, device: torch.device) -> partial[Tensor]:
     """Builds the cross-entropy with the run's label smoothing and class weights."""
     options = plan.options
     weight = class_weights(plan).to(device) if options.class_weights else None

@@ -254,9 +254,6 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
         remedies["momentum"] = f"has no effect with --opt {options.opt}; leave it out, or take one such as sgd"
     if not options.bands:
         remedies["band_init"] = "has no effect without --bands; add it"
-    if options.grad_accum_steps > 1:
-        # A weighted mean divides by the weights of its own images
-        remedies["class_weights"] = "each part of a step would be weighted alone; leave it out, or --grad-accum-steps"
     if options.freeze:
         remedies["linear_steps"] = f"leave it out, or --freeze {options.freeze}"
     if not method.TAKES_LINEAR_STEPS:

@@ -24,6 +24,7 @@ from ..algorithms import get_algorithm, get_averaging
 from ..cli.arguments import available_cpus, refuse_autocast
 from ..errors import ArgumentError, FolderInUseError, MoeDgError, ProcessLostError, RunInterruptedError
 from ..protocols.options import RunOptions
+from ..protocols.run_identity import launched_processes
 from .plan import wanted_trackers
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
@@ -32,7 +33,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Item = TypeVar("Item")
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
-_WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names
 _PLUGINS = ("DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
 _UNSUPPORTED = (
@@ -158,10 +158,10 @@ def check_world_size(environment: Mapping[str, str], num_processes: int) -> None
     """Checks that a run has as many processes as it was launched with."""
     # `accelerate launch --cpu --num_processes 2` starts one process. `--multi_gpu` without accelerators starts two that
     # do not know of each other. Both would run to the end and report something else than was asked for.
-    requested = next((environment[name] for name in _WORLD_SIZES if name in environment), None)
-    if requested is not None and int(requested) != num_processes:
+    requested = launched_processes(environment)
+    if requested is not None and requested != num_processes:
         remedy = f"but this process is in a world of {num_processes}; {_ON_CPU}"
-        raise ArgumentError.of("num_processes", int(requested), remedy)
+        raise ArgumentError.of("num_processes", requested, remedy)
     # accelerate's launcher exports an address as soon as more than one process is asked for
     if requested is None and "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment:
         remedy = f"more were asked for, but accelerate launch --cpu starts one; {_ON_CPU} (for one, unset MASTER_ADDR)"

@@ -122,14 +122,13 @@ def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return matching, everywhere.var() + worst.var()
 
 
-def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor, counts: Tensor) -> Tensor:
     """Cross-entropy of domains with the same weight for every class of images (CDANN).
 
     For logits (B, M), domain indices (B,) and class indices (B,), this is the sum over samples of the cross-entropy,
-    divided by `num_classes` times the number of images of its class. `num_classes` includes classes absent here.
+    divided by C times the number of images of its class. `counts` (C,) has these numbers, 0 for absent classes.
     """
-    counts = F.one_hot(classes, num_classes).sum(0)[classes]  # `bincount` would wait for the device
-    return (F.cross_entropy(logits, targets, reduction="none") / (counts * num_classes)).sum()
+    return (F.cross_entropy(logits, targets, reduction="none") / (counts[classes] * len(counts))).sum()
 
 
 def input_gradient_penalty(loss: Tensor, inputs: Tensor) -> Tensor:

@@ -254,6 +254,9 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             return {}
         return {"consistency_loss": ReportedLoss(F.cross_entropy(upcast(logits), targets), self.consistency_coef)}
 
+    def __getstate__(self) -> dict[str, object]:
+        return dict(self.__dict__, other_logits=None)  # belongs to a graph, and can be neither copied nor pickled
+
     def _mean(self, logits: Tensor, weights: Tensor) -> Tensor:
         """(..., M, C) and (..., M) -> (..., C)."""
         return (logits * weights.unsqueeze(-1)).sum(-2) / weights.sum(-1, keepdim=True)

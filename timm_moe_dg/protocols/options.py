@@ -312,6 +312,7 @@ _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),
     **dict.fromkeys(("most_frequent_class", "most_frequent"), ONCE),
     **dict.fromkeys(("data", "weights_sha256", "mixed_precision"), MEASURED),
+    "processes": NO_EFFECT | MEASURED,  # but for `run_identity.depends_on_processes`
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
     **dict.fromkeys(("output_dir", "save_model_every_checkpoint", "skip_model_save"), NO_EFFECT),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import timm
 import torch
 from timm.data.model_config import get_model_input_config
+from torch import nn
 
 from .. import __version__
 from ..algorithms import ALGORITHMS, AVERAGING
@@ -24,6 +25,8 @@ from ..data import BENCHMARKS, Benchmark
 from ..data.bands import band_settings
 from ..data.inspection import difference, is_fingerprint
 from ..errors import ArgumentError, FormatError, MoeLayersError, check_regular_file
+from ..layers import RoutedMlp
+from ..layers.compat import BatchNorm
 from ..models.gmoe import resolve_moe_layers
 from ..networks.build import default_drop_path
 from .options import (
@@ -42,6 +45,7 @@ from .options import (
 # Options that follow from the data set and the hyper-parameter seed unless they are given
 OPEN = frozenset(("lr", "weight_decay", "batch_size", "num_classes", *LOSS_COEFFICIENTS))
 FORMAT = 3  # of args.yaml, records and checkpoints; raised when their content changes
+_WORLD_SIZES = ("WORLD_SIZE", "ACCELERATE_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # of launchers
 VERSIONS = {"torch": str(torch.__version__), "timm": timm.__version__, "timm_moe_dg": __version__}
 
 
@@ -104,8 +108,19 @@ def settings(args: Arguments) -> dict[str, object]:
         if name not in left_out:
             value = _table(value) if name in ("hparams", "model_kwargs") else value
             flat |= value if isinstance(value, Mapping) else {name: value}
+    if args.get("processes") and depends_on_processes(args):
+        flat["processes"] = args["processes"]
     # These win over --hparams
     return flat | {name: args[name] for name in sorted(given & args.keys())}
+
+
+def depends_on_processes(args: Arguments) -> bool:
+    """Whether a loss or layer of a run compares the images of its own process alone, as far as is known."""
+    method, network = ALGORITHMS.get(args["algorithm"]), default_network(str(args.get("model")))
+    kinds = (RoutedMlp,) if args.get("freeze_bn") else (RoutedMlp, BatchNorm)
+    if method is None or method.COMPARES_IMAGES or network is None:
+        return True
+    return any(isinstance(module, kinds) for module in network.modules())
 
 
 def _table(value: object) -> object:
@@ -269,12 +284,19 @@ def weights_files(args: Arguments) -> list[Path]:
     return [file for file in files if file.is_file()][:1] + [file for file in texts + encoders if file.is_file()]
 
 
-def measured_settings(args: Arguments) -> dict[str, str | None]:
-    """Returns the settings that no option holds: the digest of `weights_files`, and the launcher's precision."""
+def measured_settings(args: Arguments) -> dict[str, object]:
+    """Returns the settings that no option holds: the digest of `weights_files`, and the launcher's, unless usual."""
     weights = weights_files(args)
-    measured = {"weights_sha256": sha256(*weights) if weights else None}
+    measured: dict[str, object] = {"weights_sha256": sha256(*weights) if weights else None}
+    if (processes := launched_processes(os.environ) or 1) > 1:
+        measured["processes"] = processes
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     return measured if args["amp_dtype"] or precision in ("", "no") else {**measured, "mixed_precision": precision}
+
+
+def launched_processes(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of processes that a launcher announces; None without one."""
+    return next((int(environment[name]) for name in _WORLD_SIZES if name in environment), None)
 
 
 def sha256(*files: Path) -> str:
@@ -325,13 +347,21 @@ def default_hparams(args: Arguments) -> dict[str, object]:
 
 
 @cache
-def model_defaults(name: str) -> dict[str, object]:
-    """Returns the arguments that a registered model is built with by default. Saved networks have none here."""
+def default_network(name: str) -> nn.Module | None:
+    """Builds a registered model without weights; None for saved networks."""
     architecture = name.partition(".")[0]
     if ":" in name or not timm.is_model(architecture):
-        return {}
+        return None
     with torch.device("meta"):
-        network = timm.create_model(architecture)
+        return timm.create_model(architecture)
+
+
+@cache
+def model_defaults(name: str) -> dict[str, object]:
+    """Returns the arguments that a registered model is built with by default. Saved networks have none here."""
+    network = default_network(name)
+    if network is None:
+        return {}
     size = get_model_input_config(network)["input_size"][-1]
     return {"img_size": size, "drop_path": default_drop_path(name), **getattr(network, "_model_args", {})}
 

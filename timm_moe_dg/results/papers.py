@@ -37,8 +37,8 @@ from .tables import Table
 # Settings that the papers do not state: how numbers are computed, how often, and digests
 _NOT_STATED = {
     *("amp_dtype", "channels_last", "compile", "data", "eval_freq", "grad_accum_steps", "grad_checkpointing"),
-    *("initial_checkpoint", "mixed_precision", "num_classes", "pretrained", "skip_unreadable"),
-    *("validation_batch_size", "weights_sha256"),
+    *("initial_checkpoint", "mixed_precision", "num_classes", "pretrained", "processes"),
+    *("skip_unreadable", "validation_batch_size", "weights_sha256"),
 }
 
 
