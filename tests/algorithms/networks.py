@@ -1,6 +1,6 @@
 """Small networks in float64 without randomness, minibatches for them, and methods that train them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
@@ -68,9 +68,12 @@ def _mixture(**router: Any) -> nn.Module:
     return timm.create_model("gmoe_tiny_patch16", num_classes=CLASSES, **size, **quiet, router_kwargs=router).double()
 
 
-NETWORKS = {"mlp": _mlp, "mixture": _mixture}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": _mlp, "mixture": _mixture}
 # Whose routers have a state of their own
-BALANCED = {"bias": partial(_mixture, bias_speed=0.1), "thresholds": partial(_mixture, choice="threshold")}
+BALANCED: dict[str, Callable[[], nn.Module]] = {
+    "bias": partial(_mixture, bias_speed=0.1),
+    "thresholds": partial(_mixture, choice="threshold"),
+}
 
 
 def network(name: str) -> nn.Module:

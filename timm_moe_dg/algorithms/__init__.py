@@ -1,4 +1,22 @@
-"""Training methods and weight averages by name: ERM, 14 methods of domain generalization, EMA, averages and SWAD."""
+"""Training methods and weight averages by name: ERM, 14 methods of domain generalization, EMA, averages and SWAD.
+
+The state of training beside weights and the optimizer's. An evaluation changes none of it.
+
+| state | changed by | read by | in a checkpoint |
+|---|---|---|---|
+| routers' counts, sums of thresholds | training forwards | `after_step`, which empties them | no: empty between steps |
+| routers' bias, thresholds | `after_step`, if the network was trained | routing | network |
+| record of routing, expert outputs, D3G's other heads, taps | training forwards | losses of the same step | no |
+| BatchNorm's statistics | training forwards, also a discriminator's; `Fish` interpolates | evaluation | network |
+| `GroupDRO`'s weights, `Fishr`'s variances | steps that float16 does not skip | the next step | algorithm |
+| count of steps (`Counting`) | each step, also a skipped one | annealing, the discriminator's turns | algorithm |
+| a discriminator and its Adam, `MIRO`'s variances | their steps | the network's loss | algorithm, optimizer |
+| averages of weights | each step; SWAD's by validation losses too | evaluation | averaging |
+| sums of losses (`StepMeter`) | each step; empty after an evaluation | records | meter |
+| random numbers, images, learning rates | follow from the number of the step | the step | no |
+
+`record_routing` lets an evaluation overwrite the record of routing, and losses of such a record are refused.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module

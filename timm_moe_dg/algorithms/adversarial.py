@@ -11,7 +11,7 @@ from torch.optim import Adam
 
 from ..losses.domain import class_balanced_cross_entropy, input_gradient_penalty
 from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, detached, tap_features
-from .hparams import SHARE
+from .hparams import SHARE, log_uniform
 from .risks import Counting
 
 
@@ -55,11 +55,11 @@ class Adversarial(Counting):
     RANGES = MappingProxyType({"beta1": SHARE, "mlp_dropout": SHARE})
     SEARCH = MappingProxyType(
         {
-            "lambda": lambda random: 10 ** random.uniform(-2, 2),
+            "lambda": log_uniform(-2, 2),
             "lr_d": "lr",
-            "weight_decay_d": lambda random: 10 ** random.uniform(-6, -2),
+            "weight_decay_d": log_uniform(-6, -2),
             "d_steps_per_g_step": lambda random: int(2 ** random.uniform(0, 3)),
-            "grad_penalty": lambda random: 10 ** random.uniform(-2, 1),
+            "grad_penalty": log_uniform(-2, 1),
             "beta1": lambda random: float(random.choice([0.0, 0.5])),
             "mlp_width": lambda random: int(2 ** random.uniform(6, 10)),
             "mlp_depth": lambda random: int(random.choice([3, 4, 5])),
@@ -136,7 +136,8 @@ class Adversarial(Counting):
 
     def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
         # Filled on the device: sizes that are sent there make the host wait
-        positions = zip(out.sizes, self.present(context), strict=True)
+        present = range(self.num_domains) if context.domains is None else context.domains
+        positions = zip(out.sizes, present, strict=True)
         domains = torch.cat([torch.full((size,), position, device=features.device) for size, position in positions])
         inputs = self.discriminator_input(features, out.targets)
         if self.hparams["grad_penalty"] and not inputs.requires_grad:

@@ -187,13 +187,12 @@ class Algorithm(Tunable, ABC):
 
     def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
-        moments = [buffer for buffer in self.buffers() if buffer.is_floating_point()]
-        before = [buffer.clone() for buffer in moments]
+        moved = {buffer: buffer.clone() for buffer in self.buffers() if buffer.is_floating_point()}
         scalars = self.update(context, minibatches)
         # Steps are skipped by the scaling of float16 gradients
         is_skipped = getattr(context.optimizer, "step_was_skipped", False)
-        for buffer, value in zip(moments, before, strict=True) if is_skipped else ():
-            buffer.copy_(value)
+        for buffer, before in moved.items() if is_skipped else ():
+            buffer.copy_(before)
         after_step(context.model, moves=self.trains_network and not is_skipped)
         return scalars
 
@@ -214,10 +213,6 @@ class Algorithm(Tunable, ABC):
         self.share_gradients(context)
         context.optimizer.step()
         return mean_scalars(scalars)
-
-    def present(self, context: StepContext) -> list[int]:
-        """Returns the positions, among all training domains, of the domains in this step."""
-        return list(range(self.num_domains) if context.domains is None else context.domains)
 
     def present_rows(self, context: StepContext) -> list[int] | slice:
         """Returns an index of the rows that belong to the domains in this step. A slice is not sent to the device."""
@@ -280,15 +275,10 @@ class Tap:
         self._stored: Tensor | None = None
 
     # Evaluations, also those of an averaged copy of the network, must store nothing
-    def store_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Forward pre-hook: stores the module's first input."""
-        if self._network.training:
-            self._stored = inputs[0]
-
-    def store_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Forward hook: stores the module's output."""
+    def store(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
+        """Forward hook: stores the module's output. As a pre-hook: stores its first input."""
         if self._network.training or self._frozen:
-            self._stored = output
+            self._stored = inputs[0] if output is None else output
 
     def take(self) -> Tensor:
         """Returns the stored tensor in float32 or better, and clears it."""
@@ -312,5 +302,5 @@ def tap_features(network: nn.Module, method: str) -> Tap:
     tap, classifier = Tap(network), getattr(network, "get_classifier", lambda: None)()
     if not isinstance(classifier, TextHead):
         classifier = classifier_of(network, method)
-    classifier.register_forward_pre_hook(tap.store_input)
+    classifier.register_forward_pre_hook(tap.store)
     return tap

@@ -20,6 +20,11 @@ Hparams = dict[str, float | int]
 Distribution = Callable[[np.random.RandomState], float | int]
 
 
+def log_uniform(low: float, high: float, kind: type[float] = float) -> Distribution:
+    """Distribution of powers of ten whose exponent is uniform."""
+    return lambda random: kind(10 ** random.uniform(low, high))
+
+
 class Range(NamedTuple):
     """A set of numbers."""
 
@@ -51,14 +56,14 @@ class Tunable(nn.Module):
 
 
 _PHOTOGRAPHS: Mapping[str, Distribution] = {
-    "lr": lambda random: 10 ** random.uniform(-5, -3.5),
-    "weight_decay": lambda random: 10 ** random.uniform(-6, -2),
+    "lr": log_uniform(-5, -3.5),
+    "weight_decay": log_uniform(-6, -2),
     "batch_size": lambda random: int(2 ** random.uniform(3, 5.5)),
     "resnet_dropout": lambda random: random.choice([0.0, 0.1, 0.5]),
 }
 _DOMAIN_NET = {**_PHOTOGRAPHS, "batch_size": lambda random: int(2 ** random.uniform(3, 5))}
 # DomainBed's ranges for small images, without the batch size: its 2 ** 9 images exceed a domain of these digits
-_DIGITS = {**_PHOTOGRAPHS, "lr": lambda random: 10 ** random.uniform(-4.5, -2.5), "weight_decay": lambda random: 0.0}
+_DIGITS = {**_PHOTOGRAPHS, "lr": log_uniform(-4.5, -2.5), "weight_decay": lambda random: 0.0}
 _SMALL_IMAGES = {**_DIGITS, "batch_size": lambda random: int(2 ** random.uniform(3, 9))}
 
 SEARCH_SPACES: Mapping[str, Mapping[str, Distribution]] = MappingProxyType(
@@ -74,7 +79,7 @@ LOSS_COEFFICIENTS: Mapping[str, float] = MappingProxyType(
 
 def _around(default: float, decades: float = 1.0, **_: object) -> Distribution:
     center = math.log10(default)
-    return lambda random: 10 ** random.uniform(center - decades, center + decades)
+    return log_uniform(center - decades, center + decades)
 
 
 _LOSS_RANGES = {

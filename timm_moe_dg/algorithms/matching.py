@@ -1,6 +1,6 @@
 """Methods that match distributions across domains: of features (CORAL, MMD) or of gradients (Fishr)."""
 
-from abc import abstractmethod
+from collections.abc import Callable
 from itertools import combinations
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..losses.domain import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
 from .base import Algorithm, Minibatches, Setup, StepContext, classifier_of, mean_scalars, tap_features
-from .hparams import SHARE
+from .hparams import SHARE, log_uniform
 from .risks import Annealed
 
 
@@ -21,18 +21,15 @@ class Alignment(Algorithm):
     processes, each compares the features of its own images.
     """
 
+    distance: Callable[[Tensor, Tensor], Tensor]  # between the features (B, D) of two domains, a scalar
     MIN_DOMAINS = 2
     COMPARES_IMAGES = True
     HPARAMS = MappingProxyType({"mmd_gamma": 1.0})
-    SEARCH = MappingProxyType({"mmd_gamma": lambda random: 10 ** random.uniform(-1, 1)})
+    SEARCH = MappingProxyType({"mmd_gamma": log_uniform(-1, 1)})
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._features = tap_features(setup.network, type(self).__name__)
-
-    @abstractmethod
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the distance between the features (B, D) of two domains, a scalar."""
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
@@ -53,17 +50,13 @@ class CORAL(Alignment):
     The paper compares covariances of one layer's logits. The reference compares means too, and takes features.
     """
 
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the mean squared differences of means and covariances, see `losses.coral_distance`."""
-        return coral_distance(x, y)
+    distance = staticmethod(coral_distance)
 
 
 class MMD(Alignment):
     """Maximum mean discrepancy with Gaussian kernels (Li et al., CVPR 2018), without that paper's adversary."""
 
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the squared discrepancy over seven kernels, see `losses.mmd_distance`."""
-        return mmd_distance(x, y)
+    distance = staticmethod(mmd_distance)
 
 
 class Fishr(Annealed):
@@ -88,7 +81,7 @@ class Fishr(Annealed):
     RANGES = MappingProxyType({"ema": SHARE})
     SEARCH = MappingProxyType(
         {
-            "lambda": lambda random: 10 ** random.uniform(1.0, 4.0),
+            "lambda": log_uniform(1.0, 4.0),
             "penalty_anneal_iters": lambda random: int(random.uniform(0.0, 5000.0)),
             "ema": lambda random: random.uniform(0.90, 0.99),
         }

@@ -10,6 +10,7 @@ from torch.optim import Adam
 
 from ..errors import ArgumentError, ProtocolError
 from .base import ERM, Minibatch, Minibatches, Setup, StepContext, cut_to_smaller, detached, mean_scalars
+from .hparams import log_uniform
 
 _ADAM = ("params", "lr", "weight_decay")  # of the run's optimizer, which the inner steps of MLDG take over
 
@@ -68,10 +69,7 @@ class MLDG(ERM):
     SHARDS = False  # its inner steps copy and set weights
     HPARAMS = MappingProxyType({"mldg_beta": 1.0, "n_meta_test": 2})
     SEARCH = MappingProxyType(
-        {
-            "mldg_beta": lambda random: 10 ** random.uniform(-1, 1),
-            "n_meta_test": lambda random: int(random.choice([1, 2])),
-        }
+        {"mldg_beta": log_uniform(-1, 1), "n_meta_test": lambda random: int(random.choice([1, 2]))}
     )
 
     def __init__(self, setup: Setup) -> None:

@@ -22,7 +22,7 @@ from .base import (
     cut_to_smaller,
     mean_scalars,
 )
-from .hparams import POSITIVE
+from .hparams import POSITIVE, log_uniform
 
 SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 
@@ -39,7 +39,7 @@ class Mixup(Algorithm):
     MIN_DOMAINS = 2
     HPARAMS = MappingProxyType({"mixup_alpha": 0.2})
     RANGES = MappingProxyType({"mixup_alpha": POSITIVE})
-    SEARCH = MappingProxyType({"mixup_alpha": lambda random: 10 ** random.uniform(-1, 1)})
+    SEARCH = MappingProxyType({"mixup_alpha": log_uniform(-1, 1)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss" and those of the model."""
@@ -67,7 +67,7 @@ class SD(Algorithm):
     """
 
     HPARAMS = MappingProxyType({"sd_reg": 0.1})
-    SEARCH = MappingProxyType({"sd_reg": lambda random: 10 ** random.uniform(-5, -1)})
+    SEARCH = MappingProxyType({"sd_reg": log_uniform(-5, -1)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
@@ -127,7 +127,7 @@ def _tap_blocks(network: nn.Module, *, frozen: bool = False) -> tuple[list[int],
         raise ArgumentError.of("model", type(network).__name__, "MIRO needs a model with timm's feature_info")
     taps = [Tap(network, frozen=frozen) for _ in blocks]
     for block, tap in zip(blocks, taps, strict=True):
-        network.get_submodule(block["module"]).register_forward_hook(tap.store_output)
+        network.get_submodule(block["module"]).register_forward_hook(tap.store)
     return [block["num_chs"] for block in blocks], taps
 
 

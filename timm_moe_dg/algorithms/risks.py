@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..losses.domain import group_weights, irm_penalty, rdm_penalties, vrex_penalty
 from .base import Algorithm, Minibatches, Setup, StepContext
+from .hparams import log_uniform
 
 
 class GroupDRO(Algorithm):
@@ -26,7 +27,7 @@ class GroupDRO(Algorithm):
     MIN_DOMAINS = 2
     ACCUMULATES = False  # each part of a step would move the weights
     HPARAMS = MappingProxyType({"groupdro_eta": 0.01})
-    SEARCH = MappingProxyType({"groupdro_eta": lambda random: 10 ** random.uniform(-3, -1)})
+    SEARCH = MappingProxyType({"groupdro_eta": log_uniform(-3, -1)})
     weights: Tensor
 
     def __init__(self, setup: Setup) -> None:
@@ -103,12 +104,7 @@ class IRM(Annealed):
     ANNEAL = "irm_penalty_anneal_iters"
     COMPARES_IMAGES = True
     HPARAMS = MappingProxyType({"irm_lambda": 100.0, "irm_penalty_anneal_iters": 500})
-    SEARCH = MappingProxyType(
-        {
-            "irm_lambda": lambda random: 10 ** random.uniform(-1, 5),
-            "irm_penalty_anneal_iters": lambda random: int(10 ** random.uniform(0, 4)),
-        }
-    )
+    SEARCH = MappingProxyType({"irm_lambda": log_uniform(-1, 5), "irm_penalty_anneal_iters": log_uniform(0, 4, int)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
@@ -131,12 +127,7 @@ class VREx(Annealed):
     ANNEAL = "vrex_penalty_anneal_iters"
     MIN_DOMAINS = 2
     HPARAMS = MappingProxyType({"vrex_lambda": 10.0, "vrex_penalty_anneal_iters": 500})
-    SEARCH = MappingProxyType(
-        {
-            "vrex_lambda": lambda random: 10 ** random.uniform(-1, 5),
-            "vrex_penalty_anneal_iters": lambda random: int(10 ** random.uniform(0, 4)),
-        }
-    )
+    SEARCH = MappingProxyType({"vrex_lambda": log_uniform(-1, 5), "vrex_penalty_anneal_iters": log_uniform(0, 4, int)})
 
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""

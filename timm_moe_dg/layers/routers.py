@@ -174,16 +174,9 @@ class SelfRouter(Router):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
+        self, in_features: int, num_experts: int, top_k: int, *, dtype: torch.dtype | None = None, **options: Any
     ) -> None:
-        super().__init__(num_experts, top_k, device=device, **options)
+        super().__init__(num_experts, top_k, **options)
         if in_features < num_experts:
             raise RouterError.of("num_experts", num_experts, f"router='self' takes in_features={in_features} at most")
 

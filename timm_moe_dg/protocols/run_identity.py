@@ -118,9 +118,9 @@ def depends_on_processes(args: Arguments) -> bool:
     """Whether a loss or layer of a run compares the images of its own process alone, as far as is known."""
     method, network = ALGORITHMS.get(args["algorithm"]), default_network(str(args.get("model")))
     kinds = (RoutedMlp,) if args.get("freeze_bn") else (RoutedMlp, BatchNorm)
-    if method is None or method.COMPARES_IMAGES or network is None:
+    if method is None or network is None:
         return True
-    return any(isinstance(module, kinds) for module in network.modules())
+    return method.COMPARES_IMAGES or any(isinstance(module, kinds) for module in network.modules())
 
 
 def _table(value: object) -> object:

@@ -81,7 +81,7 @@ def figures_for(run: FinishedRun, rule: str, column: str, trained_on: str | None
 
     The column is a domain, "average", or a role and a score.
     """
-    cell = (run.dataset, _papers_rule(rule), column, trained_on)
+    cell = (run.dataset, OFFICIAL if rule in OOD_RULES else rule, column, trained_on)
     figures = [f for f in FIGURES if cell == (f.dataset, f.rule, f.column, f.trained_on)]
     return [figure for figure in figures if is_of_recipe(figure, run)]
 
@@ -106,19 +106,15 @@ def is_of_recipe(figure: PaperFigure, run: FinishedRun) -> bool:
 
 def paper_columns(table: Table) -> dict[str, dict[RowKey, str]]:
     """Returns the papers' figures for a table: column -> row -> text, for the columns with any figure."""
+    # A run with drawn hyper-parameters, if any has them, stands for all of its row
+    shown = {row: max(runs, key=lambda run: run.seeds[1] != 0) for row, runs in table.runs.items()}
     columns = {
         column: {
-            row: "; ".join(map(str, figures_for(_furthest(runs), table.rule, name, table.trained_on)))
-            for row, runs in table.runs.items()
+            row: "; ".join(map(str, figures_for(run, table.rule, name, table.trained_on))) for row, run in shown.items()
         }
         for column, name in ((column, column.removesuffix(" (IID)")) for column in table.columns)
     }
     return {column: texts for column, texts in columns.items() if any(texts.values())}
-
-
-def _furthest(runs: Sequence[FinishedRun]) -> FinishedRun:
-    """Returns a run of a row that stands for all: one with drawn hyper-parameters, if any has them."""
-    return max(runs, key=lambda run: run.seeds[1] != 0)
 
 
 def rows_without_figures(tables: Sequence[Table]) -> list[str]:
@@ -127,10 +123,6 @@ def rows_without_figures(tables: Sequence[Table]) -> list[str]:
     with_figures = {(table.dataset, row) for table, texts in stated for row, text in texts.items() if text}
     rows = dict.fromkeys((table.dataset, row) for table in tables for row in table.runs)
     return [f"{dataset}, {row}" for dataset, row in rows if (dataset, row) not in with_figures]
-
-
-def _papers_rule(rule: str) -> str:
-    return OFFICIAL if rule in OOD_RULES else rule
 
 
 @cache
