@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from tests.algorithms.networks import build, minibatches, network, train
+from tests.algorithms.networks import BALANCED, build, minibatches, network, train
 from timm_moe_dg.algorithms import ALGORITHMS, AVERAGING
 
 AVERAGES = {
@@ -66,8 +66,12 @@ class Run:
         return {(part, k): v for part, table in tables for k, v in table.items() if isinstance(v, torch.Tensor)}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "bias", pytest.param("thresholds", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ALGORITHMS)
+# Methods with one forward in a step, with steps of two kinds, and with inner steps
+FAST = [*((method, "mlp") for method in ALGORITHMS), ("ERM", "thresholds"), ("DANN", "bias"), ("Fish", "bias")]
+SLOW = [(method, kind) for method in ALGORITHMS for kind in BALANCED if (method, kind) not in FAST]
+
+
+@pytest.mark.parametrize(("method", "kind"), [*FAST, *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW)])
 def test_a_run_that_stops_after_every_step_is_the_run_without_a_stop(method, kind):
     straight, stopped = Run(method, kind), Run(method, kind)
     for step in range(len(LOSSES)):

@@ -136,8 +136,7 @@ class Adversarial(Counting):
 
     def _discriminate(self, context: StepContext, features: Tensor, out: ForwardPass) -> Tensor:
         # Filled on the device: sizes that are sent there make the host wait
-        present = range(self.num_domains) if context.domains is None else context.domains
-        positions = zip(out.sizes, present, strict=True)
+        positions = zip(out.sizes, context.domains or range(self.num_domains), strict=True)
         domains = torch.cat([torch.full((size,), position, device=features.device) for size, position in positions])
         inputs = self.discriminator_input(features, out.targets)
         if self.hparams["grad_penalty"] and not inputs.requires_grad:
