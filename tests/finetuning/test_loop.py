@@ -155,7 +155,7 @@ def noted_run(images, output, *words, used=("during", "final")):
 
 def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(images, tmp_path):
     plan, events = noted_run(images, tmp_path, "--warmup-steps", "2", "--save-freq", "3", "--steps", "6")
-    rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 6)) / 2 for step in (2, 3, 4, 5))]
+    rates = [0.0, 0.05, *(0.1 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4))]
     records = {record.step: record for record in read_records(tmp_path / "a" / "results.jsonl") if not record.averaged}
     losses = iter([event[-1] for event in events if event[0] == "step"])
     expected, since = [], []

@@ -55,17 +55,41 @@ def test_groups_of_the_algorithm_keep_their_own_rates(network):
     assert "params" in extra_groups[0]
 
 
-def test_cosine_with_warmup_in_closed_form(network):
+SHAPES = {  # share of the learning rate after a share of the steps that follow the warm-up
+    "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
+    "tanh": lambda share: (1 - math.tanh(10 * share - 7)) / 2,
+    "poly": lambda share: 1 - share,
+}
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (10, 3), (20, 4), (5, 4)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_schedules_rise_to_the_learning_rate_and_decay_over_the_other_steps(network, name, steps, warmup):
     optimizer = build_optimizer(network, "sgd", lr=0.8, weight_decay=0.0)
-    schedule = build_schedule(optimizer, "cosine", steps=20, warmup_steps=4, min_lr=0.1)
-    cosine = [0.1 + 0.7 * (1 + math.cos(math.pi * step / 20)) / 2 for step in range(4, 20)]
-    assert rates(optimizer, schedule, 20) == pytest.approx([0.0, 0.2, 0.4, 0.6, *cosine])
+    schedule = build_schedule(optimizer, name, steps=steps, warmup_steps=warmup, min_lr=0.1)
+    rising = [0.8 * step / warmup for step in range(warmup)]
+    falling = [0.1 + 0.7 * SHAPES[name](step / (steps - warmup)) for step in range(steps - warmup)]
+    assert rates(optimizer, schedule, steps) == pytest.approx(rising + falling)
 
 
-def test_poly_is_a_straight_line(network):
-    optimizer = build_optimizer(network, "adam", lr=0.5, weight_decay=0.0)
-    schedule = build_schedule(optimizer, "poly", steps=10, min_lr=0.1)
-    assert rates(optimizer, schedule, 10) == pytest.approx([0.5 - 0.4 * step / 10 for step in range(10)])
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+@pytest.mark.parametrize("name", [*SHAPES, None])
+def test_rates_after_a_stop_at_any_step_are_those_of_a_run_without_one(network, name, layer_decay):
+    def start():
+        optimizer = build_optimizer(network, "sgd", lr=0.8, weight_decay=0.0, layer_decay=layer_decay)
+        return optimizer, build_schedule(optimizer, name, steps=10, warmup_steps=3, min_lr=0.1)
+
+    expected = rates(*start(), 10)
+    for stop in range(10):
+        optimizer, schedule = start()
+        before = rates(optimizer, schedule, stop)
+        resumed, schedule = start()
+        resumed.load_state_dict(optimizer.state_dict())
+        after = []
+        for step in range(stop, 10):
+            after.append(resumed.param_groups[0]["lr"])
+            schedule.step_update(step + 1)
+        assert before + after == expected
 
 
 def test_warmup_alone_stays_constant_afterwards(network):

@@ -93,7 +93,7 @@ def build_schedule(
     """Builds timm's schedule over training steps; None if all rates are constant.
 
     Call `step_update(number of steps taken)` after each step. The layers' learning rates with `layer_decay` take effect
-    through the schedule. The warm-up rises linearly from 0.
+    through the schedule. The warm-up rises linearly from 0 to the learning rate, and the decay takes the other steps.
     """
     if warmup_steps >= steps:
         raise ArgumentError.of("warmup_steps", warmup_steps, f"is not less than the run's {steps} steps")
@@ -103,11 +103,12 @@ def build_schedule(
     schedule, _ = create_scheduler_v2(
         optimizer,
         name or "step",
-        num_epochs=steps,
+        num_epochs=steps - warmup_steps,
         decay_rate=1.0,  # the power of "poly"; "step" stays constant
         min_lr=min_lr,
         warmup_lr=0.0,
         warmup_epochs=warmup_steps,
+        warmup_prefix=True,
         step_on_epochs=False,
         updates_per_epoch=1,
     )
