@@ -12,9 +12,9 @@ import timm_moe_dg
 from tests.models.cases import overlay
 from tests.quick_python import run_ranks
 from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.layers import GeoMoeMlp, LossWeights
+from timm_moe_dg.layers import GeoMoeMlp, LossWeights, ReportedLoss
 from timm_moe_dg.layers.reports import cka_diversity_loss, discovered_domains, supcon_invariance_loss, vmoe_loss
-from timm_moe_dg.losses import force_tokens, reported_losses, set_auxiliary_form
+from timm_moe_dg.losses import check_loss_weights, force_tokens, reported_losses, set_auxiliary_form
 
 
 def tiny_model(**kwargs) -> nn.Module:
@@ -261,3 +261,32 @@ def test_losses_of_an_evaluation_are_refused_until_the_next_training_forward(nam
             loss()
     model.train()(images, *given)
     assert timm_moe_dg.auxiliary_loss(model).requires_grad == before.requires_grad
+
+
+class Reporting(nn.Identity):
+    """A user's module with losses of the names and weights of a run."""
+
+    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
+        return {
+            f"{name}_loss": ReportedLoss(torch.tensor(2.0), getattr(weights, f"{name}_coef")) for name in COEFFICIENTS
+        }
+
+
+COEFFICIENTS = ("aux", "z", "image", "domain", "cka", "supcon")
+
+
+@pytest.mark.parametrize("name", COEFFICIENTS)
+def test_a_users_module_may_report_each_loss_that_has_a_coefficient(name):
+    weights = LossWeights(**{f"{name}_coef": 0.25})
+    model = nn.Sequential(nn.Linear(2, 2), Reporting())
+    check_loss_weights(model, weights)
+    loss = reported_losses(model, torch.tensor([0, 1]), weights)[f"{name}_loss"]
+    assert (loss.value.item(), loss.weight) == (2.0, 0.25)
+
+
+@pytest.mark.parametrize("model", ["d3g_tiny_patch16", "deit_tiny_patch16_224"])
+@pytest.mark.parametrize("name", ["z", "image", "domain"])
+def test_a_coefficient_without_a_loss_is_refused(name, model):
+    model = timm.create_model(model, depth=1, embed_dim=24, num_heads=2)
+    with pytest.raises(ArgumentError, match=f"^{name}_coef=0.25"):
+        check_loss_weights(model, LossWeights(**{f"{name}_coef": 0.25}))

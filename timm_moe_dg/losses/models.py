@@ -98,15 +98,21 @@ def reported_losses(
                 _scalar(module, loss.value if isinstance(loss, ReportedLoss) else type(loss).__name__)
                 found.setdefault(name, []).append(loss)
     if weights.domain_coef:
-        found["domain_loss"] = [
+        found.setdefault("domain_loss", []).extend(
             ReportedLoss(domain_balance_loss(routing, sizes or [len(targets)]), weights.domain_coef)
             for routing in router_outputs(model).values()
-        ]
+        )
     return {name: _over_modules(losses) if losses else ReportedLoss(_zero(model)) for name, losses in found.items()}
 
 
 def check_loss_weights(model: nn.Module, weights: LossWeights) -> None:
-    """Refuses a weight of a loss that no layer reports. Every run has the others, whatever its model."""
+    """Refuses a weight of a loss that no layer reports. Every run has the others, whatever its model.
+
+    The losses of a user's own module are known after a forward only, so a model with such a module may have any weight.
+    """
+    reporting = [type(module).__module__ for module in model.modules() if hasattr(module, "training_losses")]
+    if {name.partition(".")[0] for name in reporting} - {__name__.partition(".")[0]}:
+        return
     for name, kind in {"z_coef": RoutedMlp, "image_coef": MoeMlp, "domain_coef": RoutedMlp}.items():
         if (weight := getattr(weights, name)) and not any(isinstance(module, kind) for module in model.modules()):
             raise ArgumentError.of(name, weight, f"{type(model).__name__} has no such loss; leave it out")

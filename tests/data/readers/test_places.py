@@ -148,6 +148,41 @@ def test_missing_and_wrong_fields_are_named_by_line(tmp_path, row, changed, mess
     assert "\n" not in str(caught.value)
 
 
+OWN_NAMES = {name: f"my_{name}" for name in ("path", "label", "group", "split", "lon", "lat")}
+
+
+@pytest.mark.parametrize(
+    ("row", "changed"),
+    [
+        (1, {"label": ""}),
+        (1, {"label": "NA"}),
+        (0, {"path": "none.png"}),
+        (5, {"path": "tiles/0.png"}),  # as in the first row
+        (4, {"group": " "}),
+        (3, {"split": "validation"}),
+        (2, {"split": "id_val", "group": "west"}),
+        (1, {"lon": "190"}),
+        (0, {"lat": "north"}),
+    ],
+)
+def test_wrong_fields_are_named_by_the_table_s_own_columns(tmp_path, row, changed):
+    rows = own_rows()
+    rows[row] |= changed
+    write_own(tmp_path, [{OWN_NAMES[name]: value for name, value in fields.items()} for fields in rows])
+    with pytest.raises(DataError, match=f"my_{next(iter(changed))}"):
+        read_place_folder(tmp_path, columns=OWN_NAMES)
+
+
+def test_a_missing_coordinate_is_named_by_the_table_s_own_columns(tmp_path):
+    rows = [{OWN_NAMES[name]: value for name, value in fields.items() if name != "lat"} for fields in own_rows()]
+    with pytest.raises(DataError, match="my_lon"):
+        read_place_folder(write_own(tmp_path, rows), columns={k: v for k, v in OWN_NAMES.items() if k != "lat"})
+    for fields in rows:
+        fields |= {"my_lat": "", "my_lon": ""}
+    with pytest.raises(DataError, match="my_lon and my_lat"):
+        read_place_folder(write_own(tmp_path, rows), columns=OWN_NAMES)
+
+
 def test_further_columns_follow_the_coordinates(tmp_path: Path) -> None:
     rows = own_rows(year=[2001, 2002.5, "nan", 2004, 2005, 2006], sensor=[1, 2, 1, 2, 1, 2])
     domains = get_benchmark("place_folder").read(write_own(tmp_path, rows), metadata_columns=("sensor", "year"))

@@ -59,6 +59,11 @@ class Table(dict[str, Sequence[str]]):
     def __init__(self, path: Path, columns: Mapping[str, Sequence[str]], lines: Sequence[int]) -> None:
         super().__init__(columns)
         self.path, self.lines = path, lines
+        self.names: Mapping[str, str] = {}  # of columns in the file that have another name here
+
+    def name(self, column: str) -> str:
+        """Returns a column's name in the file."""
+        return self.names.get(column, column)
 
     def error(self, text: str) -> DataError:
         """Returns an error that names the file."""
@@ -87,7 +92,7 @@ class Table(dict[str, Sequence[str]]):
             fields = [self[name][row][:MAX_FIELD_LENGTH] for row in wrong[:MAX_LISTED]]
             lines = ", ".join(str(self.lines[row]) for row in wrong[:MAX_LISTED])
             where = f"{len(wrong)} lines ({lines}, ...)" if len(wrong) > MAX_LISTED else f"lines {lines}"
-            raise self.error(f"column {name!r} is {fields} in {where}; every row needs {expected}")
+            raise self.error(f"column {self.name(name)!r} is {fields} in {where}; every row needs {expected}")
         return values
 
     def check_unique(self, name: str, values: Sequence[str]) -> None:
@@ -95,7 +100,7 @@ class Table(dict[str, Sequence[str]]):
         first: dict[str, int] = {}
         for line, value in zip(self.lines, values, strict=True):
             if (earlier := first.setdefault(value, line)) != line:
-                raise self.error(f"lines {earlier} and {line} have the same {name} {value!r}; remove one")
+                raise self.error(f"lines {earlier} and {line} have the same {self.name(name)} {value!r}; remove one")
 
     def coordinates(self, dtype: Any = np.float32) -> np.ndarray:
         """Reads every row's coordinates as `dtype` (N, 2), longitude first. "nan" in both columns means unknown."""
@@ -124,8 +129,9 @@ class Table(dict[str, Sequence[str]]):
         Raises:
             DataError: An image has no place of its own, or one that is far from the coordinates of its row.
         """
+        both = f"{self.name('lon')} and {self.name('lat')}"
         if ("lon" in self) != ("lat" in self):
-            raise self.error("has one of the columns lon and lat; name both in line 1, or none")
+            raise self.error(f"has one of the columns {both}; name both in line 1, or none")
         columns = {name: list(self.get(name, [""] * len(paths))) for name in ("lon", "lat")}
         given = list[int]()
         for row, path in enumerate(paths):
@@ -134,13 +140,13 @@ class Table(dict[str, Sequence[str]]):
             elif (place := own_place(path)) is not None:
                 columns["lon"][row], columns["lat"][row] = map(str, place.degrees)
             else:
-                remedy = "write its lon and lat in degrees there, or nan if unknown"
+                remedy = f"write its {both} in degrees there, or nan if unknown"
                 reason = f"has no place of its own, and no coordinates in {self.path.name}"
                 raise DataError(f"image={path!r}: {reason}; {remedy}")
-        table = Table(self.path, {**self, **columns}, self.lines)
+        self |= columns
         for row in given[:: -(-len(given) // MAX_COMPARED)] if given else ():
-            table._compare(row, own_place(paths[row]))
-        return table
+            self._compare(row, own_place(paths[row]))
+        return self
 
     def _compare(self, row: int, place: "Place | None") -> None:
         """Refuses coordinates of a row that are far from the place that the image itself has."""
@@ -153,7 +159,8 @@ class Table(dict[str, Sequence[str]]):
         distance = place.distance(longitude, latitude)
         if distance > place.radius + FAR:
             there = "({:.2f}, {:.2f})".format(*place.degrees)
-            where = f"line {self.lines[row]}: lon and lat are {distance:.0f} km from the image's own place {there}"
+            both = f"{self.name('lon')} and {self.name('lat')}"
+            where = f"line {self.lines[row]}: {both} are {distance:.0f} km from the image's own place {there}"
             raise self.error(f"{where}; are longitude and latitude exchanged?")
 
 

@@ -81,7 +81,7 @@ def domains_of(
     enough = counts["train"] and counts["id_val"] and counts["id_test"] + counts["ood_test"]
     if not (evaluating or enough):
         raise DataError(
-            f"split={counts}: needs images in train, in id_val, and in id_test or ood_test; check the split column"
+            f"split={counts}: needs images in train, in id_val, and in id_test or ood_test; check the column of splits"
         )
     domains = []
     for role, (inside, outside) in PARTS_OF_ROLES.items():
@@ -125,7 +125,8 @@ def read_place_folder(
         )
     required = [*(columns.get(name, name) for name in COLUMNS), *map(str, columns.values())]
     table = read_csv(root / "metadata.csv", required)
-    table |= {name: table[str(column)] for name, column in columns.items()}
+    table.names = {name: str(column) for name, column in columns.items()}
+    table |= {name: table[column] for name, column in table.names.items()}
     paths = table.parsed("path", _existing(root), "an image below the folder")
     table.check_unique("path", paths)
     named = "words such as NA are missing values, unless --columns names=NA says otherwise"
@@ -152,8 +153,9 @@ def read_place_folder(
         return [replace(domain, name=str(domain.group), split=None) for domain in domains_of(places, evaluating=True)]
     untrained = places.group[_untrained(places, places.group)]
     if len(untrained) and "train" in places.part and not evaluating:
-        listed, remedy = ", ".join(sorted(set(untrained))), "give these groups train rows too, or make them ood_val"
-        raise DataError(f"split='id_val': {len(untrained)} rows of groups without a train row ({listed}); {remedy}")
+        rows = f"{len(untrained)} rows of groups without a train row ({', '.join(sorted(set(untrained)))})"
+        remedy = "give these groups train rows too, or make them ood_val"
+        raise DataError(f"{table.name('split')}='id_val': {rows}; {remedy}")
     domains = domains_of(places, evaluating=evaluating)
     training = [domain for domain in domains if domain.role == "train" and not evaluating]
     if unvalidated := [domain for domain in training if domain.split and not len(domain.split.outside)]:
