@@ -41,7 +41,7 @@ from timm_moe_dg.protocols.options import RunOptions
 
 SIZE = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8, "moe_layers": (1,), "num_experts": 3}
 RUN = {"model": "gmoe_tiny_patch16", "model_kwargs": SIZE, "img_size": 16, "steps": 4, "eval_freq": 2, "batch_size": 2}
-RUN |= {"dataset": "rotated_digits", "workers": 0, "cpu_threads": 1, "lr": 1e-3}
+RUN |= {"dataset": "rotated_digits", "workers": 0, "cpu_threads": 1, "lr": 1e-3, "save_rules": ["oracle"]}
 
 
 def state():

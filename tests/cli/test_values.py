@@ -25,7 +25,9 @@ from timm_moe_dg.cli.values import (
     seed_number,
     shard_text,
     usable_device,
+    weights_file,
 )
+from timm_moe_dg.protocols.options import FURTHER_RULES
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,17 @@ def test_every_tool_takes_a_run_in_every_form(form, tmp_path):
         assert vars(load_tool(tool).build_parser().parse_args([text, *words]))[name] == run
     args = load_tool("visualize").build_parser().parse_args(["attention", text, "--twin", text])
     assert (args.run, args.twin) == (run, run)
+
+
+@pytest.mark.parametrize("rule", FURTHER_RULES)
+@pytest.mark.parametrize("read", [model_source, weights_file, run_folder])
+def test_a_network_that_a_run_did_not_save_is_refused(read, rule, tmp_path):
+    (tmp_path / "args.yaml").touch()
+    with pytest.raises(argparse.ArgumentTypeError, match=f"best_{rule}"):
+        read(str(tmp_path / f"best_{rule}"))
+    (tmp_path / f"best_{rule}").mkdir()
+    (tmp_path / f"best_{rule}" / "config.json").touch()
+    assert model_source(str(tmp_path / f"best_{rule}")) == f"local-dir:{tmp_path / f'best_{rule}'}"
 
 
 def test_what_is_no_run_is_left_as_it_is(tmp_path, monkeypatch):

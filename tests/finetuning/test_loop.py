@@ -38,6 +38,7 @@ SIZE = ["--model-kwargs", "patch_size=8", "embed_dim=8", "depth=1", "num_heads=1
 MODEL = ["--model", "deit_tiny_patch16_224", "--img-size", "16", *SIZE]
 STEPS = ["--steps", "5", "--eval-freq", "2", "--batch-size", "2", "--lr", "0.1", "--sched", "cosine"]
 RUN = [*MODEL, *STEPS, "--test-domains", "photo", "--eval-train", "--workers", "0", "--cpu-threads", "1"]
+RUN += ["--save-rules", "oracle"]
 
 
 @pytest.fixture(scope="module")

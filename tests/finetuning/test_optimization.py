@@ -205,6 +205,7 @@ def test_bad_options_are_named():
 SIZE = ["patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2"]
 RUN = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "--batch-size", "2", "--lr", "0.01", "--workers", "0"]
 RUN += ["--steps", "6", "--checkpoint-freq", "2", "--linear-steps", "4", "--linear-lr", "0.02", "--cpu-threads", "1"]
+RUN += ["--save-rules", "oracle"]
 
 
 @pytest.mark.slow  # whole runs

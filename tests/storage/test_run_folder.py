@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from tests.invented import ARGS, make_record
 from tests.storage.toy_runs import STEPS, content, run
 from timm_moe_dg.errors import ArgumentError, CheckpointError, RecordError, StorageError
+from timm_moe_dg.protocols.options import FURTHER_RULES
 from timm_moe_dg.protocols.records import Record, read_records
 from timm_moe_dg.storage.run_folder import Checkpoints, RunFolder, read_checkpoint, summary_row, summary_table
 
@@ -50,7 +51,6 @@ def test_files_of_a_run(tmp_path):
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "args.yaml",
         "best",
-        "best_oracle",
         "done",
         "results.jsonl",
         "summary.csv",
@@ -59,28 +59,46 @@ def test_files_of_a_run(tmp_path):
     assert read_records(folder.path / "results.jsonl") == records
     assert folder.selected is records[1]
     assert (folder.path / "best" / "model").read_text() == "step 300"
-    assert (folder.path / "best_oracle" / "model").read_text() == "step 600"
     settings = yaml.safe_load((folder.path / "args.yaml").read_text())
     assert settings == {**SETTINGS, "model_kwargs": {"moe_layers": [8, 10]}}
 
 
-def test_networks_of_every_rule_where_there_is_validation_under_shift(tmp_path):
-    folder = RunFolder(tmp_path / "a", SETTINGS)
+NETWORKS = {
+    "best": "step 600",
+    "best_oracle": "step 600",
+    "best_ood_worst_group": "step 0",
+    "best_ood_f1_macro": "step 300",
+}
+
+
+@pytest.mark.parametrize(
+    "rules", [None, [], ["oracle"], ["ood_f1_macro", "ood_worst_group"], [*FURTHER_RULES]], ids=str
+)
+def test_networks_of_the_rules_to_save(tmp_path, rules):
+    folder = RunFolder(tmp_path / "a", {**SETTINGS, "save_rules": rules})
     worst_and_f1 = {0: (0.4, 0.1), 300: (0.2, 0.3), 600: (0.3, 0.2)}
     for step, (worst, f1) in worst_and_f1.items():
         roles = {"ood_val": {"worst_accuracy": worst, "f1_macro": f1}}
         folder.add(make_record(step=step, out_acc=(step / 600, 0.0, 0.5), roles=roles), saving(f"step {step}"))
     networks = {path.name: (path / "model").read_text() for path in folder.path.iterdir() if path.is_dir()}
-    assert networks == {
-        "best": "step 600",
-        "best_oracle": "step 600",
-        "best_ood_worst_group": "step 0",
-        "best_ood_f1_macro": "step 300",
-    }
+    assert networks == {name: NETWORKS[name] for name in ("best", *(f"best_{rule}" for rule in rules or ()))}
+
+
+@pytest.mark.parametrize("rules", [None, ["oracle"]], ids=str)
+def test_a_resumed_run_keeps_saving_what_it_has_saved(tmp_path, rules):
+    """Runs of earlier versions have networks of all rules, and no such option."""
+    folder = RunFolder(tmp_path / "a", {**ARGS, "save_rules": ["oracle"]})
+    for step in (0, 300):
+        folder.add(make_record(step=step), saving(f"step {step}"))
+    resumed = RunFolder(tmp_path / "a", {**ARGS, "save_rules": rules}, resume=True)
+    resumed.read_back(300)
+    resumed.cut_back()
+    resumed.add(make_record(step=600, out_acc=(0.0, 0.0, 0.0)), saving("step 600"))
+    assert (folder.path / "best_oracle" / "model").read_text() == "step 600"
 
 
 def test_a_run_without_test_domains_has_no_oracle(tmp_path):
-    folder = RunFolder(tmp_path / "a", SETTINGS)
+    folder = RunFolder(tmp_path / "a", {**SETTINGS, "save_rules": ["oracle"]})
     for step in (0, 300):
         folder.add(make_record(step=step, args={**ARGS, "test_envs": []}), saving(f"step {step}"))
     assert sorted(path.name for path in folder.path.iterdir() if path.is_dir()) == ["best"]

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import tensor
 
 from tests.invented import ARGS, make_record
+from timm_moe_dg.protocols.options import FURTHER_RULES
 from timm_moe_dg.storage.files import owned
 from timm_moe_dg.storage.run_folder import RunFolder, RunState
 
@@ -43,7 +44,7 @@ def evaluate(folder: RunFolder, step: int) -> None:
 def run(path: Path, *, resume: bool = False, can_go_on: bool = False, upto: int = STEPS) -> RunFolder:
     """Takes steps up to one, like the tool. A run that reaches the last step is finished."""
     with owned(path):
-        folder = RunFolder(path, {**ARGS, "steps": STEPS}, resume=resume)
+        folder = RunFolder(path, {**ARGS, "steps": STEPS, "save_rules": FURTHER_RULES}, resume=resume)
         checkpoint = folder.newest_checkpoint() if resume else None
         last = -1 if checkpoint is None else restore(folder, checkpoint)
         for step in range(last + 1, upto):

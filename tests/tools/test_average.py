@@ -266,7 +266,8 @@ def test_the_example_compares_mixtures_with_their_merged_networks(runs, tmp_path
         ("ab", ["--method", "wise_ft"], "runs="),
         ("a", ["--method", "wise_ft", "--alpha", "1.5"], "argument --alpha"),
         (["missing"], [], "no such folder"),
-        (["a/best_oracle"], [], "holds no finished run"),
+        (["a/checkpoints"], [], "holds no finished run"),
+        (["a/best_oracle"], [], "was not saved"),
     ],
     ids=str,
 )

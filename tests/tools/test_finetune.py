@@ -79,7 +79,7 @@ def reloaded_accuracy(run: Path, record: Record, domain, position: int) -> float
 @pytest.mark.slow
 def test_digits_files_and_records(digits_run):
     run, _ = digits_run
-    folders = {"best", "best_oracle", "checkpoints"}
+    folders = {"best", "checkpoints"}
     files = {"args.yaml", "done", "learning_curves.png", "log.txt", "results.jsonl", "summary.csv"}
     assert {entry.name for entry in run.iterdir()} == folders | files
     records = read_records(run / "results.jsonl")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow  # whole runs
 MODEL = ["--model", "moge_tiny", "--img-size", "16", "--model-kwargs", "patch_size=8", "depth=2", "embed_dim=24"]
 NAMES = ("B02", "B03", "B04", "B08", "B8A")
 SMALL = [*MODEL, "num_heads=3", "moe_layers=(1,)", "-b", "2", "-j", "0", "--eval-freq", "2", "--reprob", "0.2"]
+SMALL += ["--save-rules", "oracle"]
 
 
 @pytest.fixture(scope="module")

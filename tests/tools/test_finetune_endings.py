@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
     """One run of 8 steps, and one of 5 that is asked for 8 when it is finished."""
     output = tmp_path_factory.mktemp("runs")
     tool = load_tool("finetune")
-    common = [*RUN, *QUICK, "--output", str(output), "--experiment"]
+    common = [*RUN, *QUICK, "--save-rules", "oracle", "--output", str(output), "--experiment"]
     tool.main([*common, "whole", "--steps", "8"])
     tool.main([*common, "extended", "--steps", "5"])
     assert (output / "extended" / "done").exists()

@@ -28,6 +28,7 @@ MODEL = ["--model", "gmoe_tiny_patch16", "--model-kwargs", "embed_dim=48", "dept
 RANDOM = ["num_experts=3", "drop_rate=0.1", "expert_drop=0.1", "--drop-path", "0.2", "--workers", "1"]
 STEPS = ["--steps", "9", "--checkpoint-freq", "4", "--save-freq", "3", "--batch-size", "4", "--grad-accum-steps", "2"]
 RUN = [*MODEL, *RANDOM, *STEPS, "--lr", "0.001", "--sched", "cosine", "--averaging", "ema", "--cpu-threads", "1"]
+RUN += ["--save-rules", "oracle"]
 
 
 @pytest.fixture

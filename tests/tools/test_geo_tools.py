@@ -54,7 +54,7 @@ def geo_digits() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("geo"), *MOGE, "--cka-tokens", "8")
+    return train(tmp_path_factory.mktemp("geo"), *MOGE, "--cka-tokens", "8", "--save-rules", "oracle")
 
 
 def test_records_hold_each_loss_and_the_scores_of_both_roles(run: Path) -> None:
@@ -98,7 +98,7 @@ def test_pictures_and_their_numbers(run: Path) -> None:
 
 
 def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run: Path, tmp_path: Path) -> None:
-    covered = train(tmp_path, *MOGE, "--cka-tokens", "8", "--coverage-radius", "auto")
+    covered = train(tmp_path, *MOGE, "--cka-tokens", "8", "--coverage-radius", "auto", "--save-rules", "oracle")
     best, before = (f"local-dir:{folder / 'best_oracle'}" for folder in (covered, run))  # the last step's
     args = json.loads((covered / "best_oracle" / "config.json").read_text())["model_args"]
     assert 20.0 < args["coverage_radius"] < 1000.0

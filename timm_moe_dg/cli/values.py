@@ -113,6 +113,9 @@ def model_source(text: str) -> str:
         # A timm model stays one, even if there is a folder of that name
         if holds_network(place) and not timm.is_model(text):
             return f"{LOCAL}{place}"
+    if folder.name.startswith("best_") and not folder.exists() and (folder.parent / "args.yaml").is_file():
+        rule = folder.name.removeprefix("best_")
+        raise argparse.ArgumentTypeError(f"{text!r} was not saved; run finetune with --save-rules {rule}, or take best")
     return text
 
 

@@ -42,6 +42,7 @@ from ..networks.freeze import FREEZABLE
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
 SCHEDULES = ("cosine", "tanh", "poly")
+FURTHER_RULES = ("oracle", "ood_worst_group", "ood_f1_macro")  # for selection, beside training-domain validation
 # Options that decide which images of a domain are trained on, and which validate
 SPLITTING = ("trial_seed", "holdout_fraction", "split_by_photograph", "group_column")
 
@@ -254,6 +255,8 @@ class OutputOptions:
         help="run folder to continue; auto takes --experiment's run, or the newest unfinished one")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="steps between checkpoints, beside those at evaluations (default: none)")
+    save_rules: Sequence[str] | None = option(None, role=NO_EFFECT, nargs="+", choices=FURTHER_RULES,
+        help="selection rules whose networks to keep in RUN/best_RULE/, beside best/ (default: none)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
     log_wandb: bool = option(False, role=NO_EFFECT, help="log to Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on

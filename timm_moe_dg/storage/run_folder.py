@@ -1,7 +1,7 @@
 """The output folder of a run, and the checkpoints in it that the run resumes from.
 
-It holds args.yaml, results.jsonl, summary.csv, log.txt, checkpoints/, best/, best_oracle/, and `done` once the run is
-finished. Data with a validation split under shift adds best_ood_worst_group/ and best_ood_f1_macro/.
+It holds args.yaml, results.jsonl, summary.csv, log.txt, checkpoints/, best/, and `done` once the run is finished.
+--save-rules adds best_oracle/, best_ood_worst_group/ and best_ood_f1_macro/.
 
 Nothing is ever half written under its final name. The folder appears with its first evaluation complete. One process at
 a time writes to it, see `files.owned`. A last line of results.jsonl that a kill has cut is dropped on resume.
@@ -26,11 +26,10 @@ from safetensors.torch import save
 
 from ..errors import ArgumentError, CheckpointError, RecordError, StorageError, check_regular_file
 from ..networks.calibration import CALIBRATION, Calibration
-from ..protocols.options import Arguments
+from ..protocols.options import FURTHER_RULES, Arguments
 from ..protocols.records import Record
 from ..protocols.run_identity import check_format, check_unchanged, read_arguments, stamp
 from ..protocols.selection import (
-    OOD_RULES,
     SELECTION_RULES,
     headline_accuracy,
     training_domain_validation,
@@ -39,7 +38,7 @@ from ..protocols.selection import (
 from .files import append_line, explained, recovered, replaced, replaced_file, write_text
 
 # selection rule -> folder of its network
-BEST = {"training_domain_validation": "best", "oracle": "best_oracle", **{rule: f"best_{rule}" for rule in OOD_RULES}}
+BEST = {"training_domain_validation": "best", **{rule: f"best_{rule}" for rule in FURTHER_RULES}}
 ARGUMENTS, RESULTS, SUMMARY, LOG, DONE = "args.yaml", "results.jsonl", "summary.csv", "log.txt", "done"
 RETAINED = 2  # checkpoints: if the newest is damaged, there is the one before
 _logger = logging.getLogger(__name__)
@@ -191,8 +190,8 @@ class RunFolder:
     def add(self, record: Record, save: Callable[[Path], None]) -> None:
         """Writes one evaluation. An error leaves existing files unchanged.
 
-        `save` writes the network into a folder. It is called for best_oracle/, and for the folder of each rule that now
-        selects this record.
+        `save` writes the network into a folder. It is called for the folder of each saved rule that now selects this
+        record.
         """
         self.records.append(record)
         if len(self.records) == 1:
@@ -230,9 +229,9 @@ class RunFolder:
                 shutil.copytree(folder / first, folder / name)
 
     def _selecting(self, newest: Record) -> list[str]:
-        """Rules of `BEST` that select the newest record."""
-        rules = []
-        for rule in BEST:
+        """Saved rules that select the newest record. Runs of earlier versions have folders of all rules."""
+        rules, saved = [], ("training_domain_validation", *(self.args.get("save_rules") or ()))
+        for rule in (rule for rule, name in BEST.items() if rule in saved or (self.path / name).exists()):
             with suppress(RecordError):  # the data has no such validation
                 # In one run, test-domain validation selects the last record
                 is_last = rule == "oracle" and newest.test_domains
