@@ -138,6 +138,11 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "not a regular file")
 
 
+def is_of_handles(error: Exception) -> bool:
+    """Whether an error says that the process has too many open files, which is no fault of the file it reads."""
+    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+
+
 def choices(names: Iterable[str]) -> str:
     """Returns the remedy for a name that is not registered: the names that are, and how to register one's own.
 

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import multiprocessing
 import os
+import resource
 import runpy
 import sys
 import tomllib
@@ -163,6 +164,9 @@ timm_moe_dg.errors.ImageReadError: image='a/b.png': cannot be decoded (ImageRead
 """
 
 
+HANDLES = f"workers: the limit of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} on open files is reached"
+
+
 def raising(error):
     def main(argv):
         raise error
@@ -179,9 +183,13 @@ def raising(error):
         (CheckpointError("x" * 10 * tool.LONGEST), f"CheckpointError: {'x' * 3000}"),
         (torch.OutOfMemoryError("of CUDA"), "memory is full; give a smaller --batch-size (of CUDA)"),
         (RuntimeError("can't allocate memory"), "memory is full; give a smaller --batch-size (can't allocate memory)"),
+        (RuntimeError("Too many open files. Communication with the workers is no longer possible."), HANDLES),
+        (RuntimeError("received 0 items of ancdata"), HANDLES),
+        (OSError(24, "Too many open files"), HANDLES),
+        (OSError(24, "Too many open files", "a.png"), HANDLES),
         (OSError(36, "File name too long", "a"), "[Errno 36] File name too long: 'a'; check the path, its permissions"),
     ],
-    ids=["of a worker", "lines", "escapes", "long", "GPU", "CPU", "path"],
+    ids=["of a worker", "lines", "escapes", "long", "GPU", "CPU", "handles", "descriptors", "pipe", "image", "path"],
 )
 def test_a_mistake_is_one_line_of_bearable_length(error, message):
     with pytest.raises(SystemExit) as caught:

@@ -239,6 +239,9 @@ def end_at_once(status: int) -> None:
 def explain(error: Exception) -> str | None:
     """Describes an error that the user can mend, or returns None for a bug, which needs its traceback."""
     text = str(error)
+    if "Too many open files" in text or "ancdata" in text:  # as torch says if it cannot receive a worker's batch
+        limit = f"of {os.sysconf('SC_OPEN_MAX')} " if hasattr(os, "sysconf") else ""
+        return f"workers: the limit {limit}on open files is reached; raise it with ulimit -n 4096, or give --workers 0"
     if isinstance(error, MoeDgError):
         if "Original Traceback" in text:  # which a loader's worker adds
             text = text.rstrip().splitlines()[-1].partition(f"{type(error).__name__}: ")[2]

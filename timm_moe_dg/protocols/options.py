@@ -255,8 +255,8 @@ class OutputOptions:
         help="run folder to continue; auto takes --experiment's run, or the newest unfinished one")
     save_freq: int | None = option(None, role=NO_EFFECT, type=positive_int,
         help="steps between checkpoints, beside those at evaluations (default: none)")
-    save_rules: Sequence[str] | None = option(None, role=NO_EFFECT, nargs="+", choices=FURTHER_RULES,
-        help="selection rules whose networks to keep in RUN/best_RULE/, beside best/ (default: none)")
+    save_rules: Sequence[str] | None = option(None, role=NO_EFFECT, nargs="+", choices=FURTHER_RULES, metavar="RULE",
+        help=f"save networks of further selection rules in RUN/best_RULE/: {', '.join(FURTHER_RULES)} (default: none)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
     log_wandb: bool = option(False, role=NO_EFFECT, help="log to Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on

@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import struct
 import sys
 import zlib
@@ -411,3 +412,16 @@ def test_without_rasterio_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rasterio", None)
     with pytest.raises(MissingDependencyError, match=r"rasterio.*timm_moe_dg\[geo\]"):
         read(tmp_path, "a.tif", 5)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_an_image_is_not_damaged_because_the_process_has_too_many_open_files(tmp_path, name):
+    Image.new("RGB", (4, 4)).save(tmp_path / name)
+    read_pixels(str(tmp_path / name))  # imports what it needs
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            read_pixels(str(tmp_path / name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -27,24 +27,8 @@ NAMES = "names"  # entry of the user's names of columns
 MAX_COMPARED = 32  # coordinates that are compared with those of the images
 FAR = 100.0  # km
 # What R, pandas and spreadsheets write for an empty field; those that pandas.read_csv reads as missing
-MISSING = {
-    "",
-    "#N/A",
-    "#N/A N/A",
-    "#NA",
-    "<NA>",
-    "N/A",
-    "NA",
-    "NULL",
-    "NaN",
-    "Nan",
-    "None",
-    "n/a",
-    "nan",
-    "null",
-    "-nan",
-    "-NaN",
-}
+MISSING = {"", "#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "NA", "NULL"}
+MISSING |= {"NaN", "Nan", "None", "n/a", "nan", "null", "-nan", "-NaN"}
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NAME_IN_LINE_1 = "name them in line 1, separated by commas, semicolons or tabs"
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from ...errors import ImageReadError, MissingDependencyError, check_regular_file
+from ...errors import ImageReadError, MissingDependencyError, check_regular_file, is_of_handles
 from ..bands import RGB, Bands
 from .rasters import (
     EIGHT_BIT,
@@ -116,6 +116,8 @@ def read_pixels(
         remedy = "cut it into tiles, or leave the file out"
         raise ImageReadError(f"image={path!r}: is larger than {limit:,} pixels; {remedy}") from error
     except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
+        if is_of_handles(error):
+            raise
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {REPAIR}") from error
 
 
