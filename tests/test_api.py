@@ -6,7 +6,9 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -382,3 +384,35 @@ def test_modules_of_ones_own_are_imported_by_every_command(images, tmp_path, mon
         routers.pop("toy_of_a_file", None)
         sys.modules.pop("toy_router", None)
         sys.path[:] = path
+
+
+# Code of a user -> whether a type checker accepts it
+USER = {
+    "timm_moe_dg.auxiliary_loss": True,
+    "timm_moe_dg.auxilary_loss": False,
+    "timm_moe_dg.data.BENCHMARKS": True,
+    "timm_moe_dg.finetune(dataset='a', test_domains=['b', 3], model_kwargs={'depth': 2}, imports=['c'])": True,
+    "timm_moe_dg.finetune(datset='a')": False,
+    "timm_moe_dg.finetune(steps='3')": False,
+    "timm_moe_dg.evaluate(timm_moe_dg.Run('a'), calibrate=True, batch_size=3).columns": True,
+    "timm_moe_dg.evaluate(run_or_model='a', img_size=None)": True,
+    "timm_moe_dg.evaluate('a', bach_size=3)": False,
+    "timm_moe_dg.evaluate()": False,
+    "timm_moe_dg.predict('a', ['b.png'], top_k=3, metadata='c.csv', output='d.csv', imports=['e'])": True,
+    "timm_moe_dg.predict('a')": False,
+    "timm_moe_dg.predict('a', 'b.png', calibrate=True)": False,
+    "timm_moe_dg.predict_part('a', {'path': ['b.png']}, columns=['experts'])": True,
+    "timm_moe_dg.predict_part('a', {'path': ['b.png']}, output='c.csv')": False,
+}
+
+
+@pytest.mark.slow  # a type checker reads torch first
+def test_a_type_checker_knows_names_and_options(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(["import timm_moe_dg", *USER]))
+    root = Path(timm_moe_dg.__file__).parent.parent
+    words = [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", root / "pyproject.toml", program]
+    answer = subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=300)
+    refused = {int(line) for line in re.findall(r"program\.py:(\d+): error", answer.stdout)}
+    lines = enumerate(USER, start=2)
+    assert {code: line not in refused for line, code in lines} == USER, answer.stdout + answer.stderr

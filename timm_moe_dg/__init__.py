@@ -47,13 +47,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # When first needed, because what a model alone does not need takes time to import
-    if name in ("algorithms", "data", "metrics"):
-        return import_module(f"{__name__}.{name}")
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.api"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        # When first needed, because what a model alone does not need takes time to import
+        if name in ("algorithms", "data", "metrics"):
+            return import_module(f"{__name__}.{name}")
+        if name in __all__:
+            return getattr(import_module(f"{__name__}.api"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,10 +7,11 @@ Keywords are the options of the command, with the same names, defaults and check
 import logging
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -32,8 +33,43 @@ from .protocols.options import RunOptions, run_parser
 from .protocols.records import Record, read_records
 from .storage.run_folder import ARGUMENTS, DONE, RESULTS
 
-if TYPE_CHECKING:
+Source: TypeAlias = "Run | str | os.PathLike[str] | nn.Module"  # of a network
+P = ParamSpec("P")
+R = TypeVar("R")
+
+if TYPE_CHECKING:  # the parameters of each function, whose keywords are the options
     from pandas import DataFrame
+
+    from .inference.evaluate import EvaluateOptions
+    from .inference.predict import ImageOptions, TableOptions
+    from .inference.predictor import PartOptions
+
+    @dataclass(frozen=True, kw_only=True)
+    class _Finetune(RunOptions):
+        imports: Sequence[str] = ()
+
+    @dataclass(frozen=True)
+    class _Evaluate(EvaluateOptions):
+        run_or_model: Source
+        imports: Sequence[str] = field(default=(), kw_only=True)
+
+    @dataclass(frozen=True)
+    class _Predict(PartOptions, ImageOptions, TableOptions):
+        run_or_model: Source
+        images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+        imports: Sequence[str] = field(default=(), kw_only=True)
+
+    @dataclass(frozen=True)
+    class _PredictPart(PartOptions):
+        run_or_model: Source
+        rows: DataFrame | Mapping[str, Sequence[object]]
+        imports: Sequence[str] = field(default=(), kw_only=True)
+
+
+def _takes(table: Callable[[], Callable[P, object]]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Tells type checkers that a function has the parameters of a class, which exists for them alone."""
+    return lambda function: function
+
 
 _logger = logging.getLogger(__name__)
 _FEATURE = "training from Python"
@@ -92,6 +128,7 @@ class Run:
             return load_trained(f"local-dir:{self.path / 'best'}")
 
 
+@_takes(lambda: _Finetune)
 def finetune(**options: Any) -> Run | None:
     """Fine-tunes any timm model with some domains held out; the command `timm-moe-dg finetune`.
 
@@ -136,7 +173,8 @@ def finetune(**options: Any) -> Run | None:
     return run
 
 
-def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: Any) -> "DataFrame":
+@_takes(lambda: _Evaluate)
+def evaluate(run_or_model: Source, **options: Any) -> "DataFrame":
     """Scores a model by domain; the command `timm-moe-dg evaluate`.
 
     Args:
@@ -168,8 +206,9 @@ def evaluate(run_or_model: Run | str | os.PathLike[str] | nn.Module, **options: 
     return DataFrame(rows, columns=columns)
 
 
+@_takes(lambda: _Predict)
 def predict(
-    run_or_model: Run | str | os.PathLike[str] | nn.Module,
+    run_or_model: Source,
     images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     **options: Any,
 ) -> "DataFrame":
@@ -213,8 +252,9 @@ def predict(
         return DataFrame(run_prediction(filled, model), columns=["path", *answer_columns(filled)])
 
 
+@_takes(lambda: _PredictPart)
 def predict_part(
-    run_or_model: Run | str | os.PathLike[str] | nn.Module,
+    run_or_model: Source,
     rows: "DataFrame | Mapping[str, Sequence[object]]",
     **options: Any,
 ) -> "DataFrame":
