@@ -76,7 +76,7 @@ def sweep(folder: Path) -> None:
     ):
         options: dict[str, Any] = {"model": model, "domains": names, "num_classes": 2, "dataset": "folder"}
         counts = {"split_sizes": [[200, 50]] * 6, "most_frequent": [[n, n // 4] for n in (105, 108, 96, 110, 104, 101)]}
-        options |= {**counts, "most_frequent_class": "benign"}
+        options |= {**counts, "most_frequent_class": "benign", "classes_present": [[2, 2, 2]] * 6}
         records = invented_records(test, num_domains=6, trial_seed=seed, at=(0,), **options)
         noise = random.normal(0, 0.02, 6) - 0.015 * number - 0.03 * (len(test) - 1)
         record = replace(records[0], in_acc=tuple(levels + noise), out_acc=tuple(0.93 + noise / 2))

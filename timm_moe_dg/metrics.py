@@ -5,14 +5,21 @@ Axes: N samples, G groups, C classes, M bins of confidence.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import ArgumentError
 
-# Name -> title
+# Name -> title, of the scores by which runs are selected and reported
+Metric = Literal["accuracy", "balanced_accuracy", "f1_macro"]
+METRICS: dict[Metric, str] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "f1_macro": "F1-macro",
+}
+# Name -> title of a column
 CLASS_SCORES = {"balanced_accuracy": "balanced", "f1_macro": "F1-macro"}
 CLASS_SCORES |= {"sensitivity": "sensitivity", "specificity": "specificity", "auc": "AUC"}
 
@@ -76,7 +83,7 @@ def worst_group(
     return WorstGroup(by_group.accuracy[index].item(), index, int(by_group.num_samples[index]))
 
 
-def wilson_interval(share: float, number: int) -> tuple[float, float]:
+def wilson_interval(share: float, number: float) -> tuple[float, float]:
     """Computes the 95% interval of a proportion by Wilson's score method (1927), which holds from one sample on.
 
     >>> wilson_interval(1.0, 3)

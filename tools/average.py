@@ -51,7 +51,7 @@ from timm_moe_dg.networks.trained import label_names, load_trained, takes_metada
 from timm_moe_dg.protocols.options import SPLITTING, Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, sha256, with_defaults
-from timm_moe_dg.protocols.selection import summary, validation_accuracy
+from timm_moe_dg.protocols.selection import summary, validation_score
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.storage.run_folder import ARGUMENTS, DONE, RunFolder, run_arguments
 
@@ -218,7 +218,7 @@ class Averages:
     def measure(self, network: nn.Module, members: Sequence[int]) -> Record:
         """Evaluates a network on the runs' splits."""
         batches = ([column.to(self.device) for column in batch] for batch in self.images)
-        scores = score(network.to(self.device), batches, self.plan.domains)
+        scores = score(network.to(self.device), batches, self.plan.domains, self.plan.options.metric)
         last = self.runs[members[0]].records[-1]
         args = {**common([self.runs[member].args for member in members]), "hparams_seed": last.args["hparams_seed"]}
         args |= self.merged
@@ -260,11 +260,13 @@ def select(averages: Averages) -> list[int]:
     if not any(sizes.values()):
         raise ArgumentError.of("method", "diwa", "no training domain has validation images; take uniform")
 
-    def correct(members: Sequence[int]) -> int:
-        accuracy = averages.measure(averages.mean(members), members).out_acc
-        return sum(round(accuracy[domain] * size) for domain, size in sizes.items() if size)
+    def correct(members: Sequence[int]) -> float:
+        record = averages.measure(averages.mean(members), members)
+        scores = record.scores_on("out")
+        # Rounded, so that the order of a sum decides no tie. Accuracies give whole numbers of images.
+        return sum(round(scores[domain] * size, 6) for domain, size in sizes.items() if size)
 
-    alone = [validation_accuracy(averages.measure(averages.mean([member]), [member])) for member in everything]
+    alone = [validation_score(averages.measure(averages.mean([member]), [member])) for member in everything]
     return restricted_selection(alone, correct)
 
 

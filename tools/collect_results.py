@@ -21,7 +21,7 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
-from timm_moe_dg.protocols.selection import reported_accuracy, whole_accuracy
+from timm_moe_dg.protocols.selection import reported_score, whole_score
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import rows_without_figures
@@ -50,7 +50,8 @@ def build_parser() -> ToolParser:
     add("--rules", nargs="+", choices=RULES, metavar="RULE", help=rules)
     format_ = "format of the tables (default: %(default)s)"
     add("--format", choices=[*FORMATS, *DATA_FORMATS], default="text", help=format_)
-    whole = "report accuracy over both splits of the test domain (default: over its in-split, as in DomainBed)"
+    whole = "report both splits of the test domain, as for your own data (default for benchmarks: the in-split, as in "
+    whole += "DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)
     further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains, and "
@@ -76,10 +77,11 @@ def note(lines: Iterable[str]) -> None:
 
 def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[FinishedRun]) -> None:
     """Prints the accuracy to expect at a new site."""
+    with_effect = ("folders", "format", "imports", "new_site", "whole_domain")
     for name, value in vars(args).items():
-        if name not in ("folders", "format", "imports", "new_site") and value != parser.get_default(name):
+        if name not in with_effect and value != parser.get_default(name):
             raise ArgumentError.of(name, value, "has no effect beside --new-site; leave one of them out")
-    site = new_site(runs)
+    site = new_site(runs, "whole" if args.whole_domain else None)
     data = args.format in DATA_FORMATS
     print(data_text(site_frame(site), args.format) if data else f"{render_site(site, args.format)}\n", end="")
 
@@ -117,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
     if args.new_site:
         print_new_site(args, parser, runs)
         return
-    report = whole_accuracy if args.whole_domain else reported_accuracy
+    report = whole_score if args.whole_domain else reported_score
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]

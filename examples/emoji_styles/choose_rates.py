@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
 
-from timm_moe_dg.protocols.selection import training_domain_validation, validation_accuracy
+from timm_moe_dg.protocols.selection import training_domain_validation, validation_score
 from timm_moe_dg.results.runs import find_runs
 
 
@@ -17,7 +17,7 @@ def validated(folder: str) -> Mapping[tuple[str, str], float]:
     accuracies = defaultdict(list)
     for run in find_runs([folder])[0]:
         _, network, rate, *_ = run.folder.name.split("-")
-        accuracies[network, rate].append(validation_accuracy(training_domain_validation(run.records)))
+        accuracies[network, rate].append(validation_score(training_domain_validation(run.records)))
     return {choice: 100 * fmean(values) for choice, values in sorted(accuracies.items())}
 
 

@@ -13,13 +13,13 @@ from tests.invented import ARGS, make_record
 from tests.results.cells import table_of
 from timm_moe_dg.analysis.plots import (
     FILE,
-    chance,
     draw_learning_curves,
     learning_curves,
     plot_accuracies,
     plot_examples,
     plot_learning_curves,
     plot_runs,
+    zeros,
 )
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.results.runs import FinishedRun, RowKey
@@ -99,7 +99,8 @@ def test_bars_are_percent_with_errors_gaps_the_line_of_chance_and_the_number_of_
     table = table_of(rows, ["a", "b"], runs={row: runs_of(5) for row in rows})
     plot_accuracies([table], tmp_path / "a.png")
     axes = figures[0].axes[0]
-    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [20.0]
+    drawn = [lines for lines in axes.collections if len(lines.get_segments()) == 2 and lines.get_linewidth() == 1.2]
+    assert [segment[0][1] for segment in drawn[0].get_segments()] == [20.0, 20.0]
     missing, bars = (np.array([bar.get_height() for bar in container]) for container in axes.containers[1::2])
     assert np.isnan(missing).all()
     assert bars == pytest.approx([60.0, 25.0])
@@ -107,6 +108,19 @@ def test_bars_are_percent_with_errors_gaps_the_line_of_chance_and_the_number_of_
     assert [high[1] - low[1] for low, high in segments] == pytest.approx([2 * 100 * 0.1 / 2**0.5, 0.0])
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert labels == ["ERM, gmoe_x (seeds: 0)", "ERM, vit (seeds: 1 to 2)", "guessing"]
-    assert chance(table) == 20.0
-    assert isnan(chance(replace(table, runs={ROW: runs_of(4, 5)})))  # of different numbers of classes
-    assert isnan(chance(replace(table, runs={})))
+    assert all(map(isnan, zeros(replace(table, runs={ROW: runs_of(4, 5)}))))  # of different numbers of classes
+    assert all(map(isnan, zeros(replace(table, runs={}))))
+
+
+def test_the_most_frequent_class_takes_the_place_of_guessing():
+    facts = {
+        "split_sizes": [[10, 5]] * 3,
+        "most_frequent": [[9, 1], [6, 0], [1, 1]],
+        "classes_present": [[2, 2, 2]] * 3,
+    }
+    args = [{**ARGS, **facts, "num_classes": 2, "domains": list("abc"), "test_envs": [test]} for test in (0, 1)]
+    runs = {ROW: [FinishedRun(Path("run"), [make_record(args=run_args)]) for run_args in args]}
+    table = table_of({ROW: [{0: 0.5}] * 4}, ["a", "b", "c", "average"], runs=runs)
+    assert zeros(table)[:2] == [90.0, 60.0]
+    assert isnan(zeros(table)[2])
+    assert zeros(table)[3] == pytest.approx(75.0)

@@ -45,6 +45,31 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
     assert not {"class", "optimizer:"} & set(describe(plan_of(tmp_path, *data)).split())
 
 
+@pytest.mark.parametrize(
+    ("words", "argument"),
+    [(["--metric", "f1_macro"], "metric"), (["--group-column", r"(\w/\w+/\d)\.png"], "group_column")],
+)
+def test_scores_and_groups_that_the_data_cannot_have_are_refused(words, argument, tmp_path):
+    files = [f"a/cat/{n}.png" for n in range(5)] + [f"{d}/{c}/{n}.png" for d in "bc" for c in "xy" for n in range(5)]
+    data = image_folder(tmp_path, *files)
+    for domain, label in product("abc", ("cat", "x", "y")):
+        (tmp_path / domain / label).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ArgumentError, match=f"^{argument}="):
+        plan_of(tmp_path, *data, "--test-domains", "b", *words)
+
+
+def test_facts_of_own_data_are_recorded(tmp_path):
+    data = image_folder(tmp_path, *(f"{d}/{c}/g{n // 3}_{n}.png" for d in "ab" for c in "xy" for n in range(9)))
+    args = plan_of(tmp_path, *data, "--test-domains", "b", "--group-column", r"(\w/\w/g\d)_").record_args
+    assert args["reported_split"] == "whole"
+    # Groups of three images
+    assert args["group_squares"] == [[3 * number for number in sizes] for sizes in args["split_sizes"]]
+    assert [whole for *_, whole in args["classes_present"]] == [2, 2]
+    benchmark = plan_of(tmp_path, "--dataset", "rotated_digits", "--model", "test_vit").record_args
+    assert benchmark["reported_split"] == "in"
+    assert "group_squares" not in benchmark
+
+
 def test_weights_that_were_trained_on_what_this_run_tests_or_validates_with_are_warned_of(tmp_path, caplog):
     words = ["--dataset", "rotated_digits", "--model", "test_vit", "--test-domains"]
     first, weights = plan_of(tmp_path, *words, "rot_75"), tmp_path / "first" / "best" / "model.safetensors"

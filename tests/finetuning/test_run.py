@@ -45,7 +45,7 @@ def test_an_average_is_measured_with_the_batch_statistics_that_are_saved(monkeyp
     run = fine_tuning(
         model=SimpleNamespace(training=SimpleNamespace(model=trained)),
         evaluation=[],
-        plan=SimpleNamespace(domains=[]),
+        plan=SimpleNamespace(domains=[], options=SimpleNamespace(metric="accuracy")),
         accelerator=SimpleNamespace(autocast=nullcontext, gather_for_metrics=None),
     )
     means = [run._measure(model, Interruption()) for model in (average, trained)]

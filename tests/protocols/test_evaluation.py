@@ -1,12 +1,14 @@
 """Evaluation: predictions in order, scores by hand by split, domain and role, and the network's mode unchanged."""
 
 import math
+from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import nn
 
 from timm_moe_dg.data import FolderDomain, Split
@@ -18,9 +20,9 @@ from timm_moe_dg.protocols.evaluation import (
     Predictions,
     Recognized,
     assess,
+    class_scores_by_domain,
     collect_outputs,
     domain_accuracies,
-    in_scores,
     out_losses,
     predict,
     recognize,
@@ -136,8 +138,26 @@ def test_the_area_under_the_curve_is_that_of_the_logits_whose_probabilities_roun
     logits = torch.stack([-odds, odds], dim=1)
     batches, groups = [(logits, targets, targets * 0)], torch.arange(2)
     expected = pytest.approx(roc_auc_score(targets, odds))
-    assert in_scores(predict(nn.Identity(), batches), 1)["auc"] == [expected]
+    assert class_scores_by_domain(predict(nn.Identity(), batches), 1)["auc"] == [expected]
     assert assess(collect_outputs(nn.Identity(), batches, groups, temperature=temperature), 1).overall.auc == expected
+
+
+def test_scores_by_class_of_each_part_of_a_domain_are_scikit_learns():
+    generator = torch.Generator().manual_seed(0)
+    target, answer, group = (torch.randint(0, size, (90,), generator=generator) for size in (3, 3, 4))
+    answer[group >= 2] = 1  # the same answer in the second domain
+    scores = class_scores_by_domain(Predictions(answer, target, group, answer.float(), answer * math.nan), 2)
+    masks = {"": group % 2 == 0, "out_": group % 2 == 1, "whole_": group >= 0}
+    functions = {"balanced_accuracy": balanced_accuracy_score, "f1_macro": partial(f1_score, average="macro")}
+    for (prefix, mask), (name, function), index in product(masks.items(), functions.items(), range(2)):
+        part = mask & (group // 2 == index)
+        assert scores[prefix + name][index] == pytest.approx(function(target[part], answer[part]))
+    assert scores["whole_same_answer"][1] == 1.0
+    assert scores["whole_same_answer"][0] == torch.bincount(answer[group < 2]).max() / (group < 2).sum()
+    domains = [domain("train", "all"), domain("ood", "Asia")]
+    ood = role_scores(Predictions(answer, target, group, answer.float(), answer * math.nan), domains, "f1_macro")["ood"]
+    assert ood["group_scores"] == {"Asia": pytest.approx(scores["f1_macro"][1])}
+    assert ood["balanced_accuracy"] == pytest.approx(1 / 3)
 
 
 def test_parts_of_splits():

@@ -17,14 +17,15 @@ from timm_moe_dg.protocols.selection import (
     headlines,
     images,
     leave_one_domain_out_cv,
+    one_answer_of,
     oracle,
-    reported_accuracy,
+    reported_score,
     summary,
     training_domain_validation,
-    transfer_accuracy,
+    transfer_score,
     validates_on_test_groups,
-    validation_accuracy,
-    whole_accuracy,
+    validation_score,
+    whole_score,
     worst_groups,
 )
 
@@ -43,11 +44,11 @@ def shifted(step, worst, f1, validation=0.5, **options):
     return replace(record, roles={"ood_val": scores, "ood": misleading})
 
 
-def test_validation_accuracy_is_the_plain_mean_of_the_training_domains_with_an_out_split():
-    assert validation_accuracy(invented(0, out_acc=(1.0, 0.25, 0.5))) == pytest.approx(0.375)
-    assert validation_accuracy(invented(0, (1.0, 0.25, 0.5), test=(0, 2))) == 0.25
-    assert validation_accuracy(invented(0, (1.0, nan, 0.5))) == 0.5
-    assert isnan(validation_accuracy(invented(0, (1.0, nan, nan))))
+def test_validation_score_is_the_plain_mean_of_the_training_domains_with_an_out_split():
+    assert validation_score(invented(0, out_acc=(1.0, 0.25, 0.5))) == pytest.approx(0.375)
+    assert validation_score(invented(0, (1.0, 0.25, 0.5), test=(0, 2))) == 0.25
+    assert validation_score(invented(0, (1.0, nan, 0.5))) == 0.5
+    assert isnan(validation_score(invented(0, (1.0, nan, nan))))
 
 
 def test_ties_are_decided_by_the_rounding_of_domainbeds_mean():
@@ -60,10 +61,10 @@ def test_ties_are_decided_by_the_rounding_of_domainbeds_mean():
         assert training_domain_validation(records).step == (300 if np.mean(second) > np.mean(first) else 0)
 
 
-def test_reported_accuracy_averages_test_domains_with_images():
-    assert reported_accuracy(invented(0, (0, 0, 0), in_acc=(0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
-    assert reported_accuracy(invented(0, (0, 0, 0), in_acc=(nan, 0.9, 0.6), test=(0, 2))) == 0.6
-    assert transfer_accuracy(invented(0, (0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
+def test_reported_score_averages_test_domains_with_images():
+    assert reported_score(invented(0, (0, 0, 0), in_acc=(0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
+    assert reported_score(invented(0, (0, 0, 0), in_acc=(nan, 0.9, 0.6), test=(0, 2))) == 0.6
+    assert transfer_score(invented(0, (0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
 
 
 # Each evaluation: step, out-split accuracies, draw of hyper-parameters. The last number is the position of the chosen.
@@ -114,7 +115,7 @@ def test_an_averaged_network_stands_for_its_run_alone(rule):
 def test_a_run_without_test_domains_is_selected_by_validation_and_has_no_accuracy():
     records = [invented(step, (value,) * 3, test=()) for step, value in [(0, 0.5), (300, 0.7), (600, 0.6)]]
     assert training_domain_validation(records) is records[1]
-    assert all(isnan(value(records[0])) for value in (reported_accuracy, transfer_accuracy))
+    assert all(isnan(value(records[0])) for value in (reported_score, transfer_score))
 
 
 def cross_validation_runs(target, num_domains, hparams_seeds, seed, **options):
@@ -246,14 +247,65 @@ def test_numbers_of_images_and_all_groups_of_a_tie():
 def test_the_whole_domain_weighs_images_alike():
     record = invented(0, (0.0, 0.5, nan), in_acc=(1.0, 0.75, 0.25), test=(0,))
     sizes = {"split_sizes": [[6, 2], [0, 4], [8, 0]]}
-    assert whole_accuracy(replace(record, args={**record.args, **sizes})) == 6 / 8
+    assert whole_score(replace(record, args={**record.args, **sizes})) == 6 / 8
     # By its rule, DomainBed's split of unknown size has these shares
-    assert whole_accuracy(record) == pytest.approx(0.8)
-    assert whole_accuracy(replace(record, args={**record.args, "holdout_fraction": 0.5})) == 0.5
+    assert whole_score(record) == pytest.approx(0.8)
+    assert whole_score(replace(record, args={**record.args, "holdout_fraction": 0.5})) == 0.5
     # A split by photograph has no shares, but its numbers do
     by_photograph = {**record.args, "split_by_photograph": True}
-    assert isnan(whole_accuracy(replace(record, args=by_photograph)))
-    assert whole_accuracy(replace(record, args={**by_photograph, **sizes})) == 6 / 8
+    assert isnan(whole_score(replace(record, args=by_photograph)))
+    assert whole_score(replace(record, args={**by_photograph, **sizes})) == 6 / 8
     # Several test domains count alike, and a split without images does not count
     several = {**record.args, **sizes, "test_envs": [0, 2]}
-    assert whole_accuracy(replace(record, args=several)) == (6 / 8 + 0.25) / 2
+    assert whole_score(replace(record, args=several)) == (6 / 8 + 0.25) / 2
+
+
+def rare(step, accuracies, balanced, **args):
+    """An evaluation of a run with another metric, whose accuracies would choose otherwise."""
+    scores = dict.fromkeys(("f1_macro", "out_f1_macro", "whole_f1_macro"), balanced)
+    record = invented(step, accuracies, accuracies)
+    return replace(record, metrics=scores, args={**record.args, "metric": "f1_macro", **args})
+
+
+def test_a_run_is_selected_and_reported_by_its_metric():
+    records = [rare(0, (0.9, 0.9, 0.9), (0.1, 0.2, 0.2)), rare(300, (0.5, 0.5, 0.5), (0.4, 0.6, 0.2))]
+    assert training_domain_validation(records).step == oracle(records).step == 300
+    assert validation_score(records[1]) == pytest.approx(0.4)
+    assert [headline.value for headline in headlines(records[1])] == [0.4]
+    assert "F1-macro" in summary(records[1])
+    assert "95%" not in summary(replace(records[1], args={**records[1].args, "split_sizes": [[9, 9]] * 3}))
+    pairs = [replace(record, args={**record.args, "test_envs": [0, other]}) for record in records for other in (1, 2)]
+    assert leave_one_domain_out_cv([*records, *pairs]).step == 300
+
+
+def test_the_whole_domain_counts_for_data_of_the_user():
+    record = invented(0, (0.0, 0.5, 0.5), in_acc=(1.0, 0.75, 0.25))
+    own = replace(record, args={**record.args, "split_sizes": [[6, 2], [4, 4], [8, 0]], "reported_split": "whole"})
+    assert (reported_score(record), reported_score(own)) == (1.0, 0.75)
+    assert headlines(own)[0][:3] == ("the accuracy on the held-out domain", 0.75, 8)
+    by_f1 = rare(0, (0.9, 0.9, 0.9), (0.1, 0.2, 0.2), reported_split="whole")
+    assert reported_score(replace(by_f1, metrics={**by_f1.metrics, "whole_f1_macro": (0.7, 0.0, 0.0)})) == 0.7
+
+
+@pytest.mark.parametrize(
+    ("squares", "independent", "interval"),
+    [
+        ([99, 0], 11, (28, 79)),  # 33 frames in 11 groups of three
+        ([33, 0], 33, (38, 70)),  # each in a group of its own
+        ([33**2, 0], 1, (6, 95)),  # one group
+    ],
+)
+def test_images_of_a_group_are_no_independent_images(squares, independent, interval):
+    record = invented(0, (nan, 0.5, 0.5), in_acc=(18 / 33, 0.5, 0.5))
+    facts = {"split_sizes": [[33, 0]] * 3, "group_squares": [squares] * 3}
+    record = replace(record, args={**record.args, **facts})
+    assert record.independent_images([0]) == independent
+    assert summary(record).endswith("95% interval {} to {}%)".format(*interval))
+
+
+def test_a_class_that_takes_nearly_all_answers_is_named():
+    shares = {"whole_same_answer": (0.97, 0.3, 0.4)}
+    assert "one class takes at least 97% of the answers" in one_answer_of(
+        replace(invented(0, (0.5,) * 3), metrics=shares)
+    )
+    assert not one_answer_of(replace(invented(0, (0.5,) * 3, test=(0, 1)), metrics=shares))

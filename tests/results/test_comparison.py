@@ -32,9 +32,17 @@ ROW, A, B = RowKey("ERM", "vit"), RowKey("ERM", "a"), RowKey("ERM", "b")
 @pytest.mark.parametrize(
     ("format_", "expected"),
     [
-        ("text", ["algorithm model domain 0", "\n- - - - - -\n", "ERM vit 50.0 missing 50.0 missing"]),
-        ("markdown", ["| ERM | vit | 50.0 | missing | 50.0 | missing |", "|-|-|-|-|-|-|"]),
-        ("latex", [r"ERM & vit & 50.0 & missing & 50.0 & missing \\", r"\begin{tabular}{llcccc}", r"50\% \& more\_so"]),
+        (
+            "text",
+            [
+                "algorithm model domain 0",
+                "\n- - - - -\n",
+                "domain 0 domain 2 average of 2 of 3 domains",
+                "ERM vit 50.0 50.0 50.0",
+            ],
+        ),
+        ("markdown", ["| ERM | vit | 50.0 | 50.0 | 50.0 |", "|-|-|-|-|-|"]),
+        ("latex", [r"ERM & vit & 50.0 & 50.0 & 50.0 \\", r"\begin{tabular}{llccc}", r"50\% \& more\_so"]),
     ],
 )
 def test_formats(format_, expected):
@@ -53,7 +61,8 @@ def test_cells():
 
 def test_names_are_text_in_every_format():
     name = "a|b <img src=x> \\input{x} \x1b[31m\nc"
-    (table,) = make_tables([run_of((0,), model=name, domains=["a^b", "{0}", "~c"])], ["oracle"])
+    runs = [run_of((domain,), model=name, domains=["a^b", "{0}", "~c"]) for domain in range(3)]
+    (table,) = make_tables(runs, ["oracle"])
     text, markdown, latex = (render(table, format_) for format_ in ("text", "markdown", "latex"))
     assert "a|b <img src=x> \\input{x} \\x1b[31m\\nc" in text
     assert "a&#124;b &#60;img src=x&#62;" in markdown

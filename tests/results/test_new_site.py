@@ -3,17 +3,20 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import t, ttest_1samp
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
 from tests.invented import invented_records
 from tests.results.cells import held_out_run
 from tests.results.test_comparison import counted_p
 from timm_moe_dg.errors import RecordError
+from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.results.new_site import (
     NewSite,
     new_site,
@@ -102,10 +105,11 @@ def test_each_rule_of_the_recommendation(accuracies: list[float], advice: str) -
     assert recommendation(site).startswith(f"ERM, vit: {advice}")
 
 
-def empty_sites(accuracies: Sequence[float], empty: float = 0.835) -> list[FinishedRun]:
+def empty_sites(accuracies: Sequence[float], empty: float = 0.835, **facts) -> list[FinishedRun]:
     """Runs on sites of which most images are of one class."""
     sizes, right = [[200, 50]] * len(accuracies), [[round(200 * empty), round(50 * empty)]] * len(accuracies)
-    facts = {"num_classes": 3, "split_sizes": sizes, "most_frequent": right, "most_frequent_class": "empty"}
+    facts |= {"num_classes": 3, "split_sizes": sizes, "most_frequent": right, "most_frequent_class": "empty"}
+    facts |= {"classes_present": [[3, 3, 3]] * len(accuracies)}
     return sweep({"vit": [[accuracy] for accuracy in accuracies]}, **facts)
 
 
@@ -129,6 +133,56 @@ def test_a_network_is_compared_with_the_most_frequent_class(accuracies: list[flo
     assert "(empty) gives 83.5% on the same domains" in "".join(sentences(site))
     (texts,) = site_tables(site).values()
     assert set(texts["most frequent class"]) == {"83.5"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "zero"),
+    [("accuracy", 0.835), ("balanced_accuracy", 1 / 3), ("f1_macro", 2 * 0.835 / (1 + 0.835) / 3)],
+)
+def test_the_zero_is_that_of_the_metric(metric: str, zero: float) -> None:
+    """It equals scikit-learn's score of one answer, on 200 images of which 167 are of that class."""
+    names = (metric, f"out_{metric}", f"whole_{metric}")
+    runs = [
+        replace(run, records=[replace(record, metrics=dict.fromkeys(names, record.in_acc)) for record in run.records])
+        for run in empty_sites([0.95, 0.96, 0.95, 0.94], metric=metric)
+    ]
+    site = new_site(runs)
+    assert site.zero == pytest.approx(zero)
+    target, answer = np.repeat([0, 1, 2], [167, 20, 13]), np.zeros(200, int)
+    scores = {"accuracy": accuracy_score, "balanced_accuracy": balanced_accuracy_score}
+    expected = scores.get(metric, partial(f1_score, average="macro"))(target, answer)
+    assert site.zero == pytest.approx(expected)
+    assert site.metric in recommendation(site)
+    other = "f1_macro" if metric == "accuracy" else "accuracy"
+    with pytest.raises(RecordError, match="metric="):
+        new_site([*runs, *empty_sites([0.5] * 4, metric=other)])
+
+
+def test_accuracies_stand_beside_balanced_ones_and_a_class_of_all_answers_is_named() -> None:
+    names = ("balanced_accuracy", "out_balanced_accuracy", "whole_balanced_accuracy")
+    scores = {**dict.fromkeys(names, (0.2,) * 4), "whole_same_answer": (1.0,) * 4}
+    runs = [
+        replace(run, records=[replace(record, metrics=scores) for record in run.records])
+        for run in empty_sites([0.61] * 4, empty=0.61)
+    ]
+    text = " ".join(sentences(new_site(runs)))
+    assert "Balanced accuracy, the mean over classes: 20.0%." in text
+    assert "One class takes all answers" in text
+
+
+def whole(record: Record) -> dict[str, object]:
+    return {**record.args, "reported_split": "whole"}
+
+
+def test_a_whole_domain_is_that_of_the_records_or_asked_for() -> None:
+    runs = [
+        replace(run, records=[replace(record, in_acc=(0.9,) * 4, out_acc=(0.4,) * 4) for record in run.records])
+        for run in empty_sites([0.9] * 4, empty=0.5)
+    ]
+    assert [new_site(runs, split).rows.accuracy[0] for split in (None, "in")] == [0.9, 0.9]
+    assert new_site(runs, "whole").rows.accuracy[0] == pytest.approx(0.8)
+    own = [replace(run, records=[replace(record, args=whole(record)) for record in run.records]) for run in runs]
+    assert new_site(own).rows.accuracy[0] == pytest.approx(0.8)
 
 
 def states(site: NewSite) -> dict[str, str]:

@@ -12,7 +12,7 @@ from tests.results.cells import run_of
 from tests.results.test_domainbed_exchange import domainbed_row
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.records import Record
-from timm_moe_dg.protocols.selection import headline_accuracy, training_domain_validation
+from timm_moe_dg.protocols.selection import headline_score, training_domain_validation
 from timm_moe_dg.results.runs import (
     NO_MODEL,
     FinishedRun,
@@ -48,7 +48,7 @@ def test_a_row_for_each_evaluation_with_its_settings(tmp_path):
     assert selected.env2_out_acc == record.out_acc[2]
     assert selected.validation_acc == (record.out_acc[0] + record.out_acc[2]) / 2
     assert (selected.ood_worst_accuracy, selected.loss) == (0.125, 1.0)
-    assert selected.test_acc == headline_accuracy(record) == scores["accuracy"]  # as in summary.csv
+    assert selected.test_acc == headline_score(record) == scores["accuracy"]  # as in summary.csv
     (other,) = frame[frame.selected & ~frame.finished].itertuples()
     assert other.test_acc == (other.env0_in_acc + other.env2_in_acc) / 2
     assert frame.groupby(["model", "test_domains"]).size().tolist() == [3, 3]

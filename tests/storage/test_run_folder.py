@@ -118,7 +118,7 @@ def test_summary_has_one_row_an_evaluation(tmp_path):
     assert (rows[1]["loss"], rows[1]["env1_out_acc"], rows[1]["env2_in_acc"]) == ("0.5", "0.0", "0.7")
 
 
-def test_summary_has_the_reported_accuracy_where_the_data_has_test_domains_of_its_own():
+def test_summary_has_the_reported_score_where_the_data_has_test_domains_of_its_own():
     scores = {"accuracy": 0.25, "worst_accuracy": 0.1, "worst_group": "a", "f1_macro": 0.2}
     record = make_record(roles={"id": {**scores, "accuracy": 0.9}, "ood": scores})
     assert summary_row(record)["test_acc"] == 0.25

@@ -1,10 +1,12 @@
 """Pictures of runs and of tables: learning curves, bars of accuracies, lines of ablations, examples of a data set."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from ..data import Domain
 from ..errors import ArgumentError, RecordError
 from ..protocols.records import Record
 from ..protocols.run_identity import in_effect
-from ..protocols.selection import headline_accuracy, reported_accuracy, training_domain_validation, validation_accuracy
+from ..protocols.selection import headline_score, reported_score, training_domain_validation, validation_score
+from ..results.runs import unseen_of_most_frequent
 from .style import (
     CATEGORIES,
     Style,
@@ -87,7 +90,7 @@ def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
         axes = figure.subplots()
         for index, (name, records) in enumerate(runs.items()):
             trained = [record for record in records if not record.averaged]
-            values = [100 * headline_accuracy(record) for record in trained]
+            values = [100 * headline_score(record) for record in trained]
             _draw(axes, trained, fitted(name, 30), values, linestyle=("-", "--", ":")[index // CATEGORIES % 3])
         axes.set(xlabel="step", ylabel="held-out accuracy (%)")
         figure.legend(loc="outside lower left", ncols=2)
@@ -98,9 +101,10 @@ def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[s
 
     Curves without any value are left out.
     """
-    curves = {"training-domain validation": [validation_accuracy(record) for record in records]}
+    curves = {"training-domain validation": [validation_score(record) for record in records]}
     if not records[0].roles:  # their curves follow; a mean over them would have no meaning
-        curves["test domain (in)"] = [reported_accuracy(record) for record in records]
+        part = "" if records[0].reported_split == "whole" else " (in)"
+        curves[f"test domain{part}"] = [reported_score(record) for record in records]
     curves |= {f"{name}{OUT}": [record.out_acc[index] for record in records] for index, name in enumerate(domains)}
     for role in records[0].roles:
         for score in ("accuracy", "worst_accuracy"):
@@ -173,14 +177,16 @@ def plot_ablation(table: "Table", setting: str, column: str, path: Path) -> None
 def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
     """Draws tables as bars with standard errors: a panel for each table, a group of bars for each column.
 
-    A dotted line marks guessing if all runs have equally many classes. The legend counts the seeds of each row.
+    Dotted lines mark `zeros`. The legend counts the seeds of each row.
     """
     rows = sorted({row for table in tables for row in table.rows})
     colors = {row: category_color(index) for index, row in enumerate(rows)}
     width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), MAX_WIDTH)
     line = text_size(width) / 50  # height of a line of text, inches
     handles: list[Any] = [swatch(colors[row], fitted(f"{row} ({_seeds(tables, row)})", 60)) for row in rows]
-    handles.append(line_handle("guessing", color="black", linestyle=":"))
+    is_counted = any(run.args.get("most_frequent") for table in tables for runs in table.runs.values() for run in runs)
+    zero = "most frequent class of the training images" if is_counted else "guessing"
+    handles.append(line_handle(zero, color="black", linestyle=":"))
     # Names beside each other have room for 60 letters
     upright = max(sum(map(len, table.columns)) for table in tables) > 60
     with picture(path, width, (6.0 if upright else 4.0) * len(tables) + 0.4 + line * len(handles)) as figure:
@@ -191,11 +197,22 @@ def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
         figure.legend(handles=handles, loc="outside lower center")
 
 
-def chance(table: "Table") -> float:
-    """The accuracy of guessing in percent; NaN if the runs differ in their number of classes, or do not record it."""
-    classes = {run.args.get("num_classes") for runs in table.runs.values() for run in runs}
+def zeros(table: "Table") -> list[float]:
+    """Scores in percent, by column, of the most frequent class of the training images, which runs record.
+
+    If no run does, guessing stands in its place. Columns without either have NaN.
+    """
+    runs = [run for runs in table.runs.values() for run in runs]
+    by_name = defaultdict(list)
+    for record in (run.records[0] for run in runs):
+        for name, score in unseen_of_most_frequent(record, record.reported_split).items():
+            by_name[name].append(score)
+    means = {name: fmean(scores) for name, scores in by_name.items()}
+    averages = {title: fmean(means.values()) for title in table.columns if title.startswith("average") and means}
+    classes = {run.args.get("num_classes") for run in runs}
     number = classes.pop() if len(classes) == 1 else None  # DomainBed's records have none
-    return 100 / number if number else float("nan")
+    guessing = 1 / number if number and not means else nan
+    return [100 * {**averages, **means}.get(title, guessing) for title in table.columns]
 
 
 def _seeds(tables: Sequence["Table"], row: "RowKey") -> str:
@@ -209,6 +226,6 @@ def _bars(axes: "Axes", table: "Table", colors: Mapping["RowKey", str]) -> None:
     for number, row in enumerate(sorted(table.rows)):
         cells, shift = 100 * summary.loc[row], (number - (len(table.rows) - 1) / 2) * width
         axes.bar(positions + shift, cells["mean"], width, yerr=cells.error.fillna(0.0), color=colors[row])
-    axes.axhline(chance(table), color="black", linestyle=":", linewidth=1.2)
+    axes.hlines(zeros(table), positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
     axes.set_xticks(positions, [fitted(title, 24) for title in table.columns])
     axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=fitted(table.title, 60))

@@ -89,6 +89,11 @@ class Benchmark:
         object.__setattr__(self, "domains", self.domains or tuple(self.images))
         object.__setattr__(self, "num_classes", self.num_classes or len(self.classes) or None)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the images are the user's, so that nobody has published their domains or classes."""
+        return not (self.domains or self.num_classes or self.published)
+
     def read(
         self,
         data_dir: DataDir,

@@ -91,10 +91,22 @@ def make_splits(
 
 def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
     counts = Counter(name for members in groups for name in set(members))
+    if len(counts) == sum(map(len, groups)):
+        remedy = "every image has a group of its own, which changes nothing; name another column, or leave it out"
+        raise ArgumentError(f"{argument}: {remedy}")
     shared = [name for name, count in counts.items() if count > 1]
     level = logging.WARNING if shared else logging.INFO
     remark = f" ({listed(shared)}), which keep one part in all; some of their images are in no split" if shared else ""
     _LOGGER.log(level, f"{argument}: {len(counts)} groups, {len(shared)} of them in several domains{remark}")
+
+
+def group_squares(splits: Sequence[Split], groups: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Sums (number of images)^2 over the groups in both splits of each domain; an empty list without groups."""
+    squares = []
+    for split, members in zip(splits, groups, strict=False):
+        counts = [Counter(members[row] for row in rows) for rows in (split.inside, split.outside)]
+        squares.append([sum(number**2 for number in count.values()) for count in counts])
+    return squares
 
 
 def group_part(name: str) -> Part:

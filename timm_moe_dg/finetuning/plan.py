@@ -31,7 +31,7 @@ from ..data import (
 from ..data.bands import band_settings
 from ..data.domains import listed
 from ..data.inspection import Fingerprint, fingerprint, short, with_decided_values, with_readable
-from ..data.splits import hold_out, make_splits, test_positions
+from ..data.splits import group_squares, hold_out, image_groups, make_splits, test_positions
 from ..errors import ArgumentError, MissingDependencyError, MoeDgError
 from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, FILLED_IN, SPLITTING, Arguments, FilledOptions, RunOptions
@@ -133,6 +133,10 @@ def make_plan(options: RunOptions) -> RunPlan:
     record_args = {**args, "test_envs": test_domains, "domains": names, "domain_facts": facts, "split_sizes": sizes}
     counts = class_counts(domains, splits, training)
     record_args |= most_frequent(domains, splits, int(np.argmax([row[0] for row in counts])))
+    record_args |= {"reported_split": "whole" if benchmark.is_own else "in"}
+    if filled.group_column:
+        record_args |= {"group_squares": group_squares(splits, image_groups(domains, args) or [])}
+    _check_metric(record_args, training)
     if untrained := [repr(name) for name, row in zip(domains[0].classes, counts, strict=True) if not row[0]]:
         words = f"no training image is of the classes {listed(untrained, MAX_CLASSES)}"
         _logger.warning(f"{words}: the model cannot learn them")
@@ -140,12 +144,28 @@ def make_plan(options: RunOptions) -> RunPlan:
 
 
 def most_frequent(domains: Sequence[Domain], splits: Sequence[Split], target: int) -> Arguments:
-    """Returns what answering with one class would give: its name, and its images in both splits of each domain."""
-    images = [
-        [int((np.asarray(domain.targets)[rows] == target).sum()) for rows in (split.inside, split.outside)]
-        for domain, split in zip(domains, splits, strict=True)
-    ]
-    return {"most_frequent_class": domains[0].classes[target], "most_frequent": images}
+    """Returns what answering with one class would give: its name, and its images in both splits of each domain.
+
+    Beside it are the numbers of classes in both splits and in the whole domain.
+    """
+    images, classes = [], []
+    for domain, split in zip(domains, splits, strict=True):
+        parts = [np.asarray(domain.targets, int)[rows] for rows in (split.inside, split.outside)]
+        images.append([int((part == target).sum()) for part in parts])
+        classes.append([len(np.unique(part)) for part in (*parts, np.concatenate(parts))])
+    return {"most_frequent_class": domains[0].classes[target], "most_frequent": images, "classes_present": classes}
+
+
+def _check_metric(args: Arguments, training: Sequence[int]) -> None:
+    """Refuses a score over classes where a domain has one class alone, and warns of such validation images."""
+    if args["metric"] == "accuracy":
+        return
+    names, classes = args["domains"], args["classes_present"]
+    if alone := [name for name, (*_, whole) in zip(names, classes, strict=True) if whole == 1]:
+        remedy = f"domain {alone[0]!r} has images of one class alone, whose score would be its recall; use accuracy"
+        raise ArgumentError.of("metric", args["metric"], remedy)
+    if alone := [names[position] for position in training if classes[position][1] == 1]:
+        _logger.warning(f"metric={args['metric']!r}: the validation images of {listed(alone)} are of one class alone")
 
 
 def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:

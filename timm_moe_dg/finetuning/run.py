@@ -27,8 +27,8 @@ from ..networks.calibration import calibrate, calibration_command
 from ..protocols.evaluation import (
     Batches,
     Gather,
+    class_scores_by_domain,
     domain_accuracies,
-    in_scores,
     out_losses,
     predict,
     role_scores,
@@ -36,7 +36,7 @@ from ..protocols.evaluation import (
 )
 from ..protocols.records import Record
 from ..protocols.run_identity import method_of
-from ..protocols.selection import summary, validation_accuracy
+from ..protocols.selection import one_answer_of, summary, validation_score
 from ..storage.run_folder import RunState, save_calibration, summary_row
 from .messages import domain_table, start_trackers, tracker_errors_logged
 from .model import Model, divided, whole
@@ -122,8 +122,8 @@ class FineTuning:
         patience = self.plan.options.early_stop
         if patience is None:
             return False
-        accuracies = [validation_accuracy(record, self.plan.validated) for record in self.plan.folder.records]
-        stalled = bool(accuracies) and len(accuracies) - accuracies.index(max(accuracies)) > patience
+        scores = [validation_score(record, self.plan.validated) for record in self.plan.folder.records]
+        stalled = bool(scores) and len(scores) - scores.index(max(scores)) > patience
         # Only the main process has all records
         return any(gather_object([stalled and self.accelerator.is_main_process]))
 
@@ -195,7 +195,8 @@ class FineTuning:
         """Marks the run as finished and logs its result, on the main process."""
         folder = self.plan.folder
         folder.finish(can_go_on=can_be_extended(vars(self.plan.options)))
-        _logger.info(f"selected step {folder.selected.step}: {summary(folder.selected)}")
+        remarks = filter(None, [summary(folder.selected), one_answer_of(folder.selected)])
+        _logger.info(f"selected step {folder.selected.step}: {'; '.join(remarks)}")
         _logger.info(f"model: timm.create_model('local-dir:{folder.path}/best', pretrained=True)")
         _logger.info(f"report: {command('report')} {shlex.quote(str(folder.path))}")
 
@@ -212,7 +213,8 @@ class FineTuning:
                 buffer.copy_(broadcast(buffer.contiguous()))
         with self.accelerator.autocast():
             batches = stop.until_stopped(self.evaluation)
-            return score(model, batches, self.plan.domains, self.accelerator.gather_for_metrics)
+            gather = self.accelerator.gather_for_metrics
+            return score(model, batches, self.plan.domains, self.plan.options.metric, gather)
 
     def _record_evaluation(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
@@ -264,12 +266,14 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
     return run
 
 
-def score(model: nn.Module, batches: Batches, domains: Sequence[Domain], gather: Gather = tuple) -> dict[str, Any]:
+def score(
+    model: nn.Module, batches: Batches, domains: Sequence[Domain], metric: str, gather: Gather = tuple
+) -> dict[str, Any]:
     """Scores a model on every domain, by the names of `Record`; see `protocols.evaluation.predict`."""
     predictions = predict(model, batches, gather)
     in_acc, out_acc = domain_accuracies(predictions, len(domains))
     losses = out_losses(predictions, len(domains))
-    roles, metrics = role_scores(predictions, domains), in_scores(predictions, len(domains))
+    roles, metrics = role_scores(predictions, domains, metric), class_scores_by_domain(predictions, len(domains))
     return {"in_acc": in_acc, "out_acc": out_acc, "out_loss": losses, "roles": roles, "metrics": metrics}
 
 

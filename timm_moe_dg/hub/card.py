@@ -21,6 +21,7 @@ from ..data import BENCHMARKS
 from ..data.readers.places import POOLED
 from ..errors import RecordError
 from ..layers import LossWeights
+from ..metrics import METRICS
 from ..networks.bands import bands_of
 from ..networks.build import CONFIG, Config, read_config, without_origin
 from ..networks.calibration import find_calibration
@@ -98,9 +99,10 @@ def card_data(repo_id: str, origin: Origin, license: str, tags: list[str]) -> Mo
 def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
     """One result per domain, on the reported split of held-out domains and on the validation split of the others."""
     results = []
-    for row in domain_results(origin.selected) if origin.records else []:
-        split, value = ("out", row.outside) if row.trained else ("in", row.inside)
-        name = one_line(row.domain)
+    for position, row in enumerate(domain_results(origin.selected)) if origin.records else []:
+        split = "out" if row.trained else origin.selected.reported_split
+        value = origin.selected.scores_on(split, "accuracy")[position]
+        name, part = one_line(row.domain), "all images" if split == "whole" else f"{split}-split"
         if isfinite(value):  # an empty split has no accuracy
             results.append(
                 EvalResult(
@@ -111,7 +113,7 @@ def _eval_results(dataset: str, origin: Origin) -> list[EvalResult]:
                     dataset_config=name,
                     dataset_split=split,
                     metric_type="accuracy",
-                    metric_name=f"Accuracy on the domain {name} ({row.role}), {split}-split",
+                    metric_name=f"Accuracy on the domain {name} ({row.role}), {part}",
                     metric_value=round(value, 4),
                 )
             )
@@ -168,6 +170,7 @@ def _run_facts(record: Record) -> dict[str, object]:
         "hparams": record.hparams,
         "results": domain_results(record),
         "headlines": headlines(record),
+        "metric": METRICS[record.metric],
         "losses": losses_in_effect(record),
         "splits": splits_in_words(record),
         "random_split": any(fact.split == RANDOM for fact in domain_facts(record)),
@@ -211,7 +214,7 @@ def domain_results(record: Record) -> list[DomainResult]:
     trained = [position not in record.test_domains for position in range(len(facts))]
     groups = {fact.group for fact, used in zip(facts, trained, strict=True) if used}
     roles = ["training" if used else _test_role(fact, groups) for fact, used in zip(facts, trained, strict=True)]
-    sizes = [(record.images([position]), record.images([position], out=True)) for position in range(len(facts))]
+    sizes = [(record.images([position]), record.images([position], "out")) for position in range(len(facts))]
     rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, sizes, strict=True)
     return [DomainResult(*row, *images) for *row, images in rows]
 

@@ -25,7 +25,7 @@ from ..protocols.evaluation import (
     unseen_domains,
 )
 from ..protocols.records import RoleScores
-from ..protocols.selection import counted
+from ..protocols.selection import NEARLY_ALL, counted
 from ..storage.files import json_text, write_csv
 
 FILES = ("metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv", "confusion.png", "reliability.png")
@@ -43,6 +43,7 @@ class Evaluated:
     test_domains: Sequence[int]  # positions of the domains that the network was not trained on; empty if unknown
     counted: Sequence[int]  # positions of the domains that overall scores and the confusion matrix cover
     known_roles: Sequence[str] = ()  # each domain's part in training, where a run recorded it
+    group_squares: Sequence[Sequence[int]] = ()  # see `data.splits.group_squares`; empty without --group-column
 
     @property
     def domains(self) -> Sequence[Domain]:
@@ -230,13 +231,22 @@ def score_table(evaluated: Evaluated) -> str:
         lines.append(f"{name:<{name_width}}  {roles[index]:<{role_width}}  {numbers}")
     totals = f"{overall.images} images, accuracy {_number(overall.accuracy)}, F1-macro {_number(overall.f1_macro)}"
     lines.append(f"together ({evaluated.counted_name}): {totals}, ECE {_number(overall.ece)}")
+    answers = evaluated.confusion.sum(0)
+    most = int(answers.argmax())
+    nearly_all = answers[most] >= NEARLY_ALL * answers.sum() and len(answers) > 1
+    lines.append(
+        f"most frequent answer: {evaluated.classes[most]!r}, {int(answers[most])} of {overall.images} images"
+        + f": nearly all, so look at balanced accuracy, {_number(overall.balanced_accuracy)}" * nearly_all
+    )
     if "auc" in shown:
         lines.append(f"sensitivity: the recall of {evaluated.classes[1]!r}, the second of the two classes")
     if len(evaluated.counted) > 1:
         worst = [assessment.domains[index] for index in assessment.worst]
         names = ", ".join(evaluated.domains[index].name for index in assessment.worst)
         lines.append(f"average of {len(evaluated.counted)} domains {assessment.average:.4f}")
-        images = counted(sum(scores.images for scores in worst), worst[0].accuracy)
+        squares = [sum(evaluated.group_squares[index]) for index in assessment.worst if evaluated.group_squares]
+        number = sum(scores.images for scores in worst)
+        images = counted(number, worst[0].accuracy, number**2 / sum(squares) if squares else None)
         lines.append(f"worst domain {names} {worst[0].accuracy:.4f}{images}")
     return "\n".join(map(one_line, lines))
 

@@ -37,8 +37,9 @@ from ..protocols.selection import (
     FEW,
     counted,
     headlines,
+    one_answer_of,
     training_domain_validation,
-    validation_accuracy,
+    validation_score,
 )
 from ..results.comparison import row_texts
 from ..results.new_site import above, new_site, percent, recommendation, sentences, site_tables
@@ -174,13 +175,15 @@ def cautions(run: FinishedRun) -> list[str]:
         texts += [f"Diverged ({line.strip()})" for line in lines if "DivergenceError" in line][-1:]
     if not all(isfinite(loss) for record in run.records for loss in record.losses.values()):
         texts.append("Diverged, since losses are not finite")
-    accuracy = validation_accuracy(training_domain_validation(run.records))
+    selected = training_domain_validation(run.records)
+    score = validation_score(selected)
     zero, name = validation_of_most_frequent(first), "the most frequent class"
     if isnan(zero):
         zero, name = 1 / classes if classes else 0.0, "guessing"
-    if zero and not accuracy > above(zero):  # NaN counts too
+    if zero and not score > above(zero):  # NaN counts too
         texts.append(f"Selection is hardly above {name} ({percent(zero)}%), so its step means little")
-    validated = first.images(first.training_domains, out=True)
+    texts += [answer.capitalize()] if (answer := one_answer_of(selected)) else []
+    validated = first.images(first.training_domains, "out")
     if validated is not None and validated < FEW:
         texts.append(f"Selection rests on {validated} validation images of the training domains")
     return texts
@@ -217,9 +220,9 @@ def _run_rows(runs: Sequence[FinishedRun], unfinished: Sequence[Path], names: Ma
     rows: list[dict[str, object]] = []
     for run in runs:
         record = training_domain_validation(run.records)
-        headline, validated = headlines(record)[0], record.images(record.training_domains, out=True)
+        headline, validated = headlines(record)[0], record.images(record.training_domains, "out")
         reported = percent(headline.value) + headline.counted if run.test_domains else "-"
-        validation = percent(validation_accuracy(record)) + counted(validated)
+        validation = percent(validation_score(record)) + counted(validated)
         row = {"run": names[run.folder], "state": _job(run.folder).state(), "selected step": record.step}
         rows.append({**row, "validation": validation, "reported": reported})
     for folder in unfinished:

@@ -66,7 +66,7 @@ def _mean(values: Sequence[Tensor], shares: Sequence[float] | None, largest: flo
     return mean.where(total > 0, wide.amax(0)).to(values[-1].dtype)
 
 
-def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], int]) -> list[int]:
+def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[int]], float]) -> list[int]:
     """Selects the members of an average (DiWA, Rame et al., NeurIPS 2022, arXiv:2205.09739, algorithm 1).
 
     As in the released code, candidates are ranked by the mean of their validation accuracies over domains. An average
@@ -74,13 +74,14 @@ def restricted_selection(scores: Sequence[float], correct: Callable[[Sequence[in
 
     Args:
         scores: Mean validation accuracy of each candidate.
-        correct: Returns the number of validation images that the average of some candidates classifies correctly.
+        correct: Returns the number of validation images that the average of some candidates classifies correctly, or
+            another score.
 
     Returns:
         The candidates in order, without those that would lower the number.
     """
     selected: list[int] = []
-    best = -1
+    best = -1.0
     # Rounded, because means of equal accuracies may differ in the last bits
     for candidate in sorted(range(len(scores)), key=lambda candidate: -round(scores[candidate], 12)):
         count = correct([*selected, candidate])

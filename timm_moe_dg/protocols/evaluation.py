@@ -5,6 +5,7 @@ Validation scores are over out-splits: "id_val" of the training domains, and "oo
 selects by "ood_val" on FMoW and iWildCam.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ..data.inspection import Fingerprint, same_images
 from ..errors import ArgumentError
 from ..metrics import (
     CLASS_SCORES,
+    METRICS,
     accuracy,
     class_scores,
     expected_calibration_error,
@@ -124,12 +126,23 @@ def positive_score(logits: Tensor) -> Tensor:
     return scores[:, 1] - scores[:, 0] if logits.shape[1] == 2 else torch.full_like(scores[:, 0], torch.nan)
 
 
-def in_scores(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
-    """Returns `metrics.class_scores` on the in-splits: name -> score of each domain."""
-    masks = [predictions.group == 2 * domain for domain in range(num_domains)]
+def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
+    """Returns `metrics.class_scores` on the in-splits: name -> score of each domain.
+
+    They are there on both splits ("whole_") too, and those of `METRICS` on out-splits ("out_"). "whole_same_answer" is
+    the share of the answer that is most frequent in the domain.
+    """
     columns = (predictions.predicted, predictions.target, predictions.positive)
-    scores = [class_scores(*(column[mask] for column in columns)) for mask in masks]
-    return {name: [row[name] for row in scores] for name in CLASS_SCORES}
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for domain in range(num_domains):
+        splits = {"": predictions.group == 2 * domain, "out_": predictions.group == 2 * domain + 1}
+        for prefix, mask in {**splits, "whole_": predictions.group // 2 == domain}.items():
+            scores = class_scores(*(column[mask] for column in columns))
+            for name in CLASS_SCORES if prefix != "out_" else METRICS.keys() & CLASS_SCORES.keys():
+                by_name[prefix + name].append(scores[name])
+        answers = torch.bincount(predictions.predicted[mask], minlength=1)
+        by_name["whole_same_answer"].append((answers.max() / answers.sum()).item())
+    return dict(by_name)
 
 
 def out_losses(predictions: Predictions, num_domains: int) -> tuple[float, ...]:
@@ -268,12 +281,14 @@ def unseen_domains(domains: Sequence[Domain], test_domains: Sequence[int], roles
     return [position for position in test_domains if domains[position].role != "id" or position in new]
 
 
-def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -> dict[str, RoleScores]:
+def role_scores(
+    predictions: Predictions | Outputs, domains: Sequence[Domain], metric: str = "accuracy"
+) -> dict[str, RoleScores]:
     """Scores each role over the in-splits of its domains, and its validation over out-splits, by group.
 
     Returns:
-        Role -> scores. Images of "Other" count, but are not a group. Roles without images are left out. A benchmark
-        without "id" and "ood" domains has no scores.
+        Role -> scores, with those by `metric` if it is another. Images of "Other" count, but are not a group. Roles
+        without images are left out. A benchmark without "id" and "ood" domains has no scores.
     """
     scores: dict[str, RoleScores] = {}
     tests = {role: (role,) for role in SCORED_ROLES}
@@ -282,12 +297,12 @@ def role_scores(predictions: Predictions | Outputs, domains: Sequence[Domain]) -
         positions = [index for index, domain in enumerate(domains) if domain.role in roles]
         with_images = [index for index in positions if (predictions.group == 2 * index + out).any()]
         if with_images and (scores or not out):
-            scores[name] = _role_scores(predictions, domains, with_images if out else positions, out)
+            scores[name] = _role_scores(predictions, domains, with_images if out else positions, out, metric)
     return scores
 
 
 def _role_scores(
-    predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: int
+    predictions: Predictions | Outputs, domains: Sequence[Domain], positions: Sequence[int], out: int, metric: str
 ) -> RoleScores:
     names = list(dict.fromkeys(domains[index].group for index in positions))
     group_of_split = torch.tensor([names.index(domains[index].group) for index in positions])
@@ -299,6 +314,11 @@ def _role_scores(
     groups = group_accuracy(predicted, target, group, len(names))
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]
     worst = worst_group(predicted, target, group, len(names), ignored)
+    further: RoleScores = {}
+    if metric != "accuracy":
+        masks = {name: group == index for index, name in enumerate(names)}
+        by_group = {name: _class_score(metric, predicted[mask], target[mask]) for name, mask in masks.items()}
+        further = {"balanced_accuracy": _class_score("balanced_accuracy", predicted, target), "group_scores": by_group}
     return {
         "accuracy": accuracy(predicted, target).item(),
         "worst_accuracy": worst.accuracy,
@@ -306,4 +326,9 @@ def _role_scores(
         "f1_macro": f1_macro(predicted, target).item(),
         "group_accuracy": dict(zip(names, groups.accuracy.tolist(), strict=True)),
         "num_samples": dict(zip(names, groups.num_samples.tolist(), strict=True)),
+        **further,
     }
+
+
+def _class_score(metric: str, predicted: Tensor, target: Tensor) -> float:
+    return class_scores(predicted, target, target.new_empty(0))[metric]

@@ -37,6 +37,7 @@ from ..cli.values import (
 from ..data import BENCHMARKS
 from ..data.bands import RGB, Bands
 from ..layers.reports import BALANCING_LOSSES
+from ..metrics import METRICS
 from ..networks.bands import BAND_INITS
 from ..networks.freeze import FREEZABLE
 
@@ -199,8 +200,11 @@ class TrainingOptions:
         help=f"steps between evaluations (default: 300{VARIES})")
     eval_train: bool | None = option(None, role=NO_EFFECT, action=argparse.BooleanOptionalAction,
         help="also score the training images, which is slow (default: on for DomainBed's data sets, else off)")
+    metric: str = option("accuracy", choices=tuple(METRICS),
+        help="score that selects the step and that tables report, such as balanced_accuracy for rare classes (default: "
+        "%(default)s)")
     early_stop: int | None = option(None, type=positive_int,
-        help="stop after N evaluations without a better validation accuracy (default: off)")
+        help="stop after N evaluations without a better validation score (default: off)")
     batch_size: int | None = option(None, "-b", role=IDENTITY, type=positive_int,
         help=f"images per domain and step, over all processes (default: 32{VARIES})")
     grad_accum_steps: int = option(1, type=positive_int,
@@ -313,7 +317,8 @@ _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
     # `data` is their digest
     **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),
-    **dict.fromkeys(("most_frequent_class", "most_frequent"), ONCE),
+    **dict.fromkeys(("most_frequent_class", "most_frequent", "classes_present", "group_squares"), ONCE),
+    "reported_split": ONCE,
     **dict.fromkeys(("data", "weights_sha256", "mixed_precision"), MEASURED),
     "processes": NO_EFFECT | MEASURED,  # but for `run_identity.depends_on_processes`
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py

@@ -10,19 +10,23 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 from ..cli.values import Kind, fits
 from ..errors import RecordError, check_regular_file
+from ..metrics import Metric
 from .options import Arguments, mistyped
 from .run_identity import check_format
 
-Score = Literal["accuracy", "worst_accuracy", "f1_macro"]
+Score = Literal["accuracy", "worst_accuracy", "f1_macro", "balanced_accuracy"]
+SplitName = Literal["in", "out", "whole"]
 SCORED_ROLES = ("id", "ood")
 OOD_VALIDATION = "ood_val"
 VALIDATION_ROLES = {"id_val": ("train", "id"), OOD_VALIDATION: ("ood",)}  # name of the scores -> roles of the domains
 
+PARTS: Mapping[SplitName, slice] = {"in": slice(0, 1), "out": slice(1, 2), "whole": slice(0, 2)}
 _SCORE = re.compile(r"(env\d+)_(in_acc|out_acc|out_loss)")
 _NUMBER: Kind = int | float
 _FIELDS: Mapping[str, Kind] = {
@@ -41,11 +45,18 @@ _OPTIONAL_ARGS: Mapping[str, Kind] = {
     "split_sizes": [[int]],  # numbers of images in both splits of each domain
     "most_frequent": [[int]],  # of these, images of the class that training images have most often
     "most_frequent_class": str,
+    "classes_present": [[int]],  # numbers of classes with images in both splits and in the whole domain
+    "group_squares": [[int]],  # sums over groups of images of (number of images)^2 in both splits
+    "reported_split": str,
     "domain_facts": [[str]],  # role, group and split of each domain
     "versions": dict,
 }
 _SCORES: Mapping[str, Kind] = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
-_OPTIONAL_SCORES: Mapping[str, Kind] = {"worst_group": str, "group_accuracy": dict, "num_samples": dict}
+_OPTIONAL_SCORES: Mapping[str, Kind] = {
+    **dict.fromkeys(("group_accuracy", "group_scores", "num_samples"), dict),
+    "worst_group": str,
+    "balanced_accuracy": _NUMBER,
+}
 
 
 class RoleScores(TypedDict, total=False):
@@ -55,7 +66,9 @@ class RoleScores(TypedDict, total=False):
     worst_accuracy: float
     worst_group: str | None  # None if there are no groups
     f1_macro: float
+    balanced_accuracy: float  # of runs with this metric
     group_accuracy: dict[str, float]
+    group_scores: dict[str, float]  # by the run's metric, if it is another
     num_samples: dict[str, int]  # group -> number of images
 
 
@@ -74,7 +87,7 @@ class Record:
     hparams: Mapping[str, object]  # of the run
     roles: Mapping[str, RoleScores] = field(default_factory=dict)  # of "id" and "ood" domains; see `role_scores`
     out_loss: tuple[float, ...] = ()  # mean cross-entropy on each domain's out-split; empty in DomainBed's rows
-    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # on each in-split; see `evaluation.in_scores`
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # see `evaluation.class_scores_by_domain`
     averaged: bool = False  # evaluates the averaged network at the end of a run; selection uses this record alone
 
     @property
@@ -87,10 +100,47 @@ class Record:
         """Positions of the domains that were trained on."""
         return tuple(domain for domain in range(len(self.in_acc)) if domain not in self.args["test_envs"])
 
-    def images(self, domains: Iterable[int], *, out: bool = False) -> int | None:
-        """Number of images in the in-splits or out-splits of domains; None in DomainBed's rows, which lack it."""
+    @property
+    def metric(self) -> Metric:
+        """The score by which the run is selected and reported, a name in `metrics.METRICS`."""
+        return self.args.get("metric", "accuracy")
+
+    @property
+    def reported_split(self) -> SplitName:
+        """The part of test domains that is reported: "whole" for data of the user, "in" for benchmarks."""
+        return self.args.get("reported_split", "in")
+
+    def scores_on(self, split: SplitName, metric: str | None = None) -> Sequence[float]:
+        """Returns a score of each domain, on a split or on the whole domain; NaN without images, or if not recorded.
+
+        The score is by `metric`, by default the run's. It may be any that `evaluation.class_scores_by_domain` names.
+
+        Records without numbers of images, such as DomainBed's, are weighted by the shares of `holdout_fraction`. The
+        out-split is rounded down to whole images, so the error is at most the difference of the splits' accuracies
+        divided by the number of images. Without numbers, a split by photograph has no shares, and the result is NaN.
+        """
+        metric = metric or self.metric
+        if metric != "accuracy":
+            return self.metrics.get(metric if split == "in" else f"{split}_{metric}", [nan] * len(self.in_acc))
+        if split != "whole":
+            return self.in_acc if split == "in" else self.out_acc
+        share = nan if self.args.get("split_by_photograph") else self.args.get("holdout_fraction", 0.2)
+        sizes = self.args.get("split_sizes") or [(1 - share, share)] * len(self.in_acc)
+        return [_weighted(pair, size) for *pair, size in zip(self.in_acc, self.out_acc, sizes, strict=True)]
+
+    def images(self, domains: Iterable[int], split: SplitName = "in") -> int | None:
+        """Number of images in a part of domains; None in DomainBed's rows, which lack it."""
         sizes = self.args.get("split_sizes")
-        return None if sizes is None else sum(sizes[domain][int(out)] for domain in domains)
+        return None if sizes is None else sum(sum(sizes[domain][PARTS[split]]) for domain in domains)
+
+    def independent_images(self, domains: Sequence[int], split: SplitName = "in") -> float | None:
+        """Number of independent images that is worth as much as those of `images`, with --group-column; else None.
+
+        Images of a group count as if their answers were always right or wrong together. The number is n^2 / sum(m^2)
+        for n images in groups of m (Kish, "Survey Sampling", 1965: the effective size of clusters).
+        """
+        squares, number = self.args.get("group_squares"), self.images(domains, split)
+        return number**2 / sum(sum(squares[domain][PARTS[split]]) for domain in domains) if squares and number else None
 
     @property
     def scores(self) -> dict[str, float]:
@@ -127,17 +177,20 @@ class Record:
         _check_values(tables["roles"], dict)
         for scores in tables["roles"].values():
             _check(scores, _SCORES, _OPTIONAL_SCORES)
-            for name in ("group_accuracy", "num_samples"):
+            for name in ("group_accuracy", "group_scores", "num_samples"):
                 _check_values(scores.get(name, {}), _NUMBER)
         _check_values(row, _NUMBER)
         columns = _pop_scores(row)
         domains = len(columns["in_acc"])
         if any(len(scores) != domains for scores in tables["metrics"].values()):
             raise RecordError("metrics: must have a number for each domain; the row is damaged")
-        for name in ("split_sizes", "most_frequent"):
+        for name, parts in {"split_sizes": 2, "most_frequent": 2, "classes_present": 3, "group_squares": 2}.items():
             numbers = args.get(name)
-            if numbers is not None and [len(pair) for pair in numbers] != [2] * domains:
-                raise RecordError(f"{name}: must have two numbers for each domain; the row is damaged")
+            if numbers is not None and [len(row) for row in numbers] != [parts] * domains:
+                raise RecordError(f"{name}: must have {parts} numbers for each domain; the row is damaged")
+        metric = args.get("metric", "accuracy")
+        if metric != "accuracy" and not {metric, f"out_{metric}", f"whole_{metric}"} <= tables["metrics"].keys():
+            raise RecordError(f"metrics: lacks the run's metric {_shortened(metric)}; the row is damaged")
         if unknown := [domain for domain in args["test_envs"] if not 0 <= domain < domains]:
             raise RecordError(f"test_envs: there is no domain {unknown[0]}; the row is damaged")
         return cls(**fields, **columns, **tables, losses=row)
@@ -212,6 +265,15 @@ def _pop_scores(row: dict[str, float]) -> dict[str, Any]:
             f"scores={_shortened(str(sorted(names)), 400)}: expected env0_in_acc, env0_out_acc, env1_in_acc and so on"
         )
     return {kind: tuple(map(row.pop, column)) for kind, column in columns.items()}
+
+
+def _weighted(accuracies: Sequence[float], sizes: Sequence[float]) -> float:
+    """The mean of the splits that have an accuracy, weighted by their sizes."""
+    present = [(accuracy, size) for accuracy, size in zip(accuracies, sizes, strict=True) if not isnan(accuracy)]
+    if len(present) == 1:
+        return present[0][0]
+    total = sum(size for _, size in present)
+    return sum(accuracy * size for accuracy, size in present) / total if total else nan
 
 
 def _shortened(line: str, length: int = 60) -> str:

@@ -2,14 +2,16 @@
 
 Every rule gets the records of one (dataset, algorithm, model, test domain, trial seed), over any number of
 hyper-parameter seeds and steps, and returns one of them. That record's accuracy on the in-split of the test domain is
-reported, as in DomainBed. A run that ends with an averaged network enters with that record alone.
+reported, as in DomainBed. For data of the user, whose record says so, it is the accuracy on the whole test domain. A
+run that chose another --metric has this score in place of accuracies. A run that ends with an averaged network enters
+with that record alone.
 
 Of equal values, DomainBed's tables take the earliest step of a run and the highest hyper-parameter seed, as do these.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from math import inf, isnan, nan
+from math import floor, inf, isnan, nan
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,87 +19,72 @@ import numpy as np
 
 from ..data import UNGROUPED
 from ..errors import RecordError
-from ..metrics import wilson_interval
+from ..metrics import METRICS, wilson_interval
 from .records import OOD_VALIDATION, Record, RoleScores, Score
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
 
-def validation_accuracy(record: Record, validated: Collection[int] | None = None) -> float:
-    """Returns the unweighted mean of the training domains' out-split accuracies; NaN if none has an out-split.
+def validation_score(record: Record, validated: Collection[int] | None = None) -> float:
+    """Returns the unweighted mean of the training domains' scores on out-splits; NaN if none has an out-split.
 
     This is DomainBed's rule. GMoE's text pools the out-splits into one set, which gives larger domains more weight.
 
     Args:
         record: One evaluation.
-        validated: Domains that have an out-split. None takes those with an accuracy in this record.
+        validated: Domains that have an out-split. None takes those with a score in this record.
     """
+    scores = record.scores_on("out")
     if validated is None:
-        validated = {domain for domain, accuracy in enumerate(record.out_acc) if not isnan(accuracy)}
+        validated = {domain for domain, score in enumerate(scores) if not isnan(score)}
     counted = [domain for domain in record.training_domains if domain in validated]
     # As DomainBed's mean, whose rounding decides between evaluations with equally many right images
-    return float(np.mean([record.out_acc[domain] for domain in counted])) if counted else nan
+    return float(np.mean([scores[domain] for domain in counted])) if counted else nan
 
 
-def reported_accuracy(record: Record) -> float:
-    """Returns the accuracy on the test domain's in-split, or the unweighted mean of several, those with images."""
-    return _mean([record.in_acc[domain] for domain in record.test_domains])
+def reported_score(record: Record) -> float:
+    """Returns the score on the reported split of the test domain, or the unweighted mean of several test domains."""
+    return _mean([record.scores_on(record.reported_split)[domain] for domain in record.test_domains])
 
 
-def whole_accuracy(record: Record) -> float:
-    """Returns the accuracy on all images of the test domain, or the unweighted mean of several test domains.
-
-    The splits are weighted by their numbers of images. Records without these, such as DomainBed's, are weighted by the
-    shares of `holdout_fraction`. The out-split is rounded down to whole images, so the error is at most the difference
-    of the splits' accuracies divided by the number of images. Without numbers, a split by photograph has no shares, and
-    the result is NaN.
-    """
-    share = nan if record.args.get("split_by_photograph") else record.args.get("holdout_fraction", 0.2)
-    sizes = record.args.get("split_sizes") or [(1 - share, share)] * len(record.in_acc)
-    return _mean([_of_both_splits(record, domain, sizes[domain]) for domain in record.test_domains])
+def whole_score(record: Record) -> float:
+    """Returns the score on all images of the test domain, or the unweighted mean of several test domains."""
+    return _mean([record.scores_on("whole")[domain] for domain in record.test_domains])
 
 
-def _of_both_splits(record: Record, domain: int, sizes: Sequence[float]) -> float:
-    pairs = zip((record.in_acc[domain], record.out_acc[domain]), sizes, strict=True)
-    present = [(accuracy, size) for accuracy, size in pairs if not isnan(accuracy)]
-    if len(present) == 1:
-        return present[0][0]
-    total = sum(size for _, size in present)
-    return sum(accuracy * size for accuracy, size in present) / total if total else nan
+def transfer_score(record: Record) -> float:
+    """Returns the mean score on the test domains' out-splits, the measure of single-source generalization."""
+    return _mean([record.scores_on("out")[domain] for domain in record.test_domains])
 
 
-def transfer_accuracy(record: Record) -> float:
-    """Returns the mean accuracy on the test domains' out-splits, the measure of single-source generalization."""
-    return _mean([record.out_acc[domain] for domain in record.test_domains])
+def class_score(name: str, record: Record) -> float:
+    """Returns a score of `metrics.CLASS_SCORES` on the reported split of the test domains."""
+    return _mean([record.scores_on(record.reported_split, name)[domain] for domain in record.test_domains])
 
 
-def reported_score(name: str) -> Callable[[Record], float]:
-    """Returns the function of a record's score on the test domains' in-splits; see `evaluation.in_scores`."""
-    return lambda record: _mean([record.metrics[name][i] for i in record.test_domains if name in record.metrics])
-
-
-def _mean(accuracies: Sequence[float]) -> float:
+def _mean(scores: Sequence[float]) -> float:
     """DomainBed's mean without NaN, which empty splits have; NaN if nothing is left."""
-    present = [accuracy for accuracy in accuracies if not isnan(accuracy)]
+    present = [score for score in scores if not isnan(score)]
     return float(np.mean(present)) if present else nan
 
 
 def training_domain_validation(records: Sequence[Record]) -> Record:
-    """Picks the record with the highest `validation_accuracy`, which ignores test domains."""
+    """Picks the record with the highest `validation_score`, which ignores test domains."""
     candidates = selectable(records)
     return _best(candidates, _validation(candidates))
 
 
 def _validation(records: Sequence[Record]) -> Callable[[Record], float]:
     # Over all records: some camera traps have no out-split in the official split
-    validated = {domain for record in records for domain, value in enumerate(record.out_acc) if not isnan(value)}
-    return lambda record: validation_accuracy(record, validated)
+    scores = [record.scores_on("out") for record in records]
+    validated = {domain for values in scores for domain, value in enumerate(values) if not isnan(value)}
+    return lambda record: validation_score(record, validated)
 
 
 def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
     """Leave-one-domain-out cross-validation for a test domain t.
 
-    Each hyper-parameter seed and step is scored by the mean, over all other domains v, of the accuracy on v's in-split
+    Each hyper-parameter seed and step is scored by the mean, over all other domains v, of the score on v's in-split
     in the run that holds out t and v. The record of the best seed and step in the run that holds out t alone is picked.
 
     Args:
@@ -116,7 +103,7 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
     for record in candidates:
         if len(record.test_domains) == 2 and _setting(record) in left_out:
             (other,) = set(record.test_domains) - targets
-            left_out[_setting(record)][other] = record.in_acc[other]
+            left_out[_setting(record)][other] = record.scores_on("in")[other]
     complete = [record for record in alone if set(left_out[_setting(record)]) == set(record.training_domains)]
     if not complete:
         pairs = ", ".join(f"{{{target}, {other}}}" for other in alone[0].training_domains)
@@ -125,7 +112,7 @@ def leave_one_domain_out_cv(records: Sequence[Record]) -> Record:
 
 
 def oracle(records: Sequence[Record]) -> Record:
-    """Test-domain validation: of the last records of all runs, the one with the best test-domain out-split accuracy.
+    """Test-domain validation: of the last records of all runs, the one with the best score on test-domain out-splits.
 
     This is an upper bound rather than a protocol, because it looks at the test domain. A run without one is a
     `RecordError`.
@@ -134,7 +121,7 @@ def oracle(records: Sequence[Record]) -> Record:
         raise RecordError("records: a run holds out no domain to look at; select by training_domain_validation")
     # Of several records of a run, the dictionary keeps the last
     last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
-    return _best(list(last.values()), transfer_accuracy)
+    return _best(list(last.values()), transfer_score)
 
 
 def validation_under_shift(records: Sequence[Record], score: Score) -> Record:
@@ -222,6 +209,7 @@ def rule_title(rule: str, records: Iterable[Record] = ()) -> str:
 
 
 FEW = 100  # images; with fewer, an accuracy is given with its interval
+NEARLY_ALL = 0.95  # of the answers
 
 
 class Headline(NamedTuple):
@@ -230,47 +218,74 @@ class Headline(NamedTuple):
     meaning: str
     value: float
     images: int | None  # None if not recorded
-    of_one_set: bool = True  # False for a mean over domains
+    is_share: bool = True  # of the images; False for a mean over domains or classes
+    independent: float | None = None  # see `Record.independent_images`
 
     @property
     def counted(self) -> str:
         """The number of images, see `counted`."""
-        return counted(self.images, self.value if self.of_one_set else None)
+        return counted(self.images, self.value if self.is_share else None, self.independent)
 
 
 def headlines(record: Record) -> list[Headline]:
-    """Returns the accuracies over the data's own test images, out-of-distribution first, or over held-out domains.
+    """Returns the scores over the data's own test images, out-of-distribution first, or over held-out domains.
 
     Without any of these, it is the accuracy of training-domain validation.
     """
-    roles = {"ood": "out-of-distribution", "id": "in-distribution"}
+    roles, metric = {"ood": "out-of-distribution", "id": "in-distribution"}, METRICS[record.metric]
+    is_share = record.metric == "accuracy"
     own = [
-        Headline(f"the accuracy over all {words} test images", scores["accuracy"], images(scores))
+        Headline(f"the {metric} over all {words} test images", scores[record.metric], images(scores), is_share)
         for role, words in roles.items()
         if (scores := record.roles.get(role))
     ]
     if own:
         return own
     if not record.test_domains:
-        meaning = "the mean accuracy over the out-splits of the training domains (no domain was held out)"
-        validated = record.images(record.training_domains, out=True)
-        return [Headline(meaning, validation_accuracy(record), validated, of_one_set=False)]
-    several = len(record.test_domains) > 1
-    meaning = "the mean accuracy over the held-out in-splits" if several else "the accuracy on the held-out in-split"
-    return [Headline(meaning, reported_accuracy(record), record.images(record.test_domains), not several)]
+        meaning = f"the mean {metric} over the out-splits of the training domains (no domain was held out)"
+        validated = record.images(record.training_domains, "out")
+        return [Headline(meaning, validation_score(record), validated, is_share=False)]
+    several, is_whole = len(record.test_domains) > 1, record.reported_split == "whole"
+    part = f"domain{'s' * several}" if is_whole else f"in-split{'s' * several}"
+    meaning = f"the mean {metric} over the held-out {part}" if several else f"the {metric} on the held-out {part}"
+    number = record.images(record.test_domains, record.reported_split)
+    independent = record.independent_images(record.test_domains, record.reported_split)
+    return [Headline(meaning, reported_score(record), number, is_share and not several, independent)]
 
 
-def headline_accuracy(record: Record) -> float:
+def selected_scores(record: Record) -> dict[str, float]:
+    """Returns the scores that a run is selected and reported by, under the names of summary.csv."""
+    name = "acc" if record.metric == "accuracy" else record.metric
+    return {f"validation_{name}": validation_score(record), f"test_{name}": headline_score(record)}
+
+
+def headline_score(record: Record) -> float:
     """Returns the first of `headlines`; NaN if no domain was held out."""
     return headlines(record)[0].value if record.test_domains else nan
 
 
 def summary(record: Record) -> str:
-    """Formats the accuracy on validation images and the reported ones in one line."""
-    validated = record.images(record.training_domains, out=True)
-    validation = f"training-domain validation (mean of out acc) {validation_accuracy(record):.4f}{counted(validated)}"
+    """Formats the score on validation images and the reported ones in one line."""
+    validated = record.images(record.training_domains, "out")
+    metric = "acc" if record.metric == "accuracy" else METRICS[record.metric]
+    validation = f"training-domain validation (mean of out {metric}) {validation_score(record):.4f}{counted(validated)}"
     reported = headlines(record) if record.test_domains else []
     return "; ".join([validation, *(f"{line.meaning} {line.value:.4f}{line.counted}" for line in reported)])
+
+
+def one_answer_of(record: Record) -> str:
+    """Returns `one_answer` for the test domains of a record."""
+    return one_answer([record.scores_on("whole", "same_answer")[domain] for domain in record.test_domains])
+
+
+def one_answer(shares: Iterable[float]) -> str:
+    """Says that one class takes nearly all answers in each domain, or "" where it does not.
+
+    The shares of the most frequent answer are by domain, NaN if not recorded.
+    """
+    least = min((share for share in shares if not isnan(share)), default=0.0)
+    share = "all" if least == 1 else f"at least {floor(100 * least)}% of the"
+    return f"one class takes {share} answers in each domain" * (least >= NEARLY_ALL)
 
 
 def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:
@@ -286,11 +301,16 @@ def worst_groups(scores: RoleScores) -> list[str]:
     return [group for group in by_group if by_group[group] == lowest and group != UNGROUPED] or [named or "-"]
 
 
-def counted(number: int | None, share: float | None = None) -> str:
-    """Formats the number of images behind an accuracy, and its 95% interval if they are few; "" if unknown or 0."""
+def counted(number: int | None, share: float | None = None, independent: float | None = None) -> str:
+    """Formats the number of images behind an accuracy, and its 95% interval if they are few; "" if unknown or 0.
+
+    `independent` is the number of independent images, see `Record.independent_images`. None counts all.
+    """
     if not number:
         return ""
-    if number >= FEW or share is None or isnan(share):
-        return f" ({number} image{'s' * (number != 1)})"
-    low, high = (100 * bound for bound in wilson_interval(share, number))
-    return f" ({number} image{'s' * (number != 1)}, 95% interval {low:.0f} to {high:.0f}%)"
+    words, independent = f"{number} image{'s' * (number != 1)}", number if independent is None else independent
+    words += f" in groups, as good as {independent:.0f}" if independent < number else ""
+    if independent >= FEW or share is None or isnan(share):
+        return f" ({words})"
+    low, high = (100 * bound for bound in wilson_interval(share, independent))
+    return f" ({words}, 95% interval {low:.0f} to {high:.0f}%)"

@@ -141,7 +141,8 @@ def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> st
     texts = cell_texts(table).loc[pair].T
     between = replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"]))
     unsigned = cell_texts(between).loc[first]
-    texts["difference"] = unsigned.where(unsigned.str.startswith(("-", "missing")), "+" + unsigned)
+    title = "first minus second"
+    texts[title] = unsigned.where(unsigned.str.startswith(("-", "missing")), "+" + unsigned)
     texts.insert(0, "domain", table.columns)
     tests, escape = [], markdown if format_ == "markdown" else one_line
     for position, domain in enumerate(table.columns):

@@ -16,10 +16,11 @@ import pandas as pd
 from scipy.stats import t
 
 from ..errors import RecordError
-from ..protocols.records import Record
-from ..protocols.selection import training_domain_validation, validation_accuracy
+from ..metrics import METRICS
+from ..protocols.records import Record, SplitName
+from ..protocols.selection import one_answer, training_domain_validation, validation_score
 from .comparison import FORMATS, formatted, holm, sign_flip_p
-from .runs import FinishedRun, RowKey, by_row, domain_names, most_frequent_accuracies, unseen_accuracies
+from .runs import FinishedRun, RowKey, by_row, domain_names, unseen_of_most_frequent, unseen_scores
 
 LEAST_DOMAINS = 4  # of a prediction interval
 CONFIDENCE, LEVEL = 0.95, 0.05  # of the interval, and of the tests
@@ -29,19 +30,24 @@ CONFIDENCE, LEVEL = 0.95, 0.05  # of the interval, and of the tests
 class NewSite:
     """The numbers for one data set. `sentences` and `site_tables` describe them.
 
-    Columns of `rows`, in shares: row (`RowKey`), domains and seeds (numbers), accuracy, low, high and clipped (see
-    `prediction_interval`), worst_domain, worst, validation, gap. Columns of the comparison with the first row:
-    difference, better_in and paired (domains), pairs, p (Holm's correction), p_domains (seeds averaged), comparison
-    in words.
+    Scores are by the runs' metric, accuracies by default. Columns of `rows`, in shares: row (`RowKey`), domains and
+    seeds (numbers), accuracy, low, high and clipped (see `prediction_interval`), worst_domain, worst, validation, gap.
+    Columns of the comparison with the first row: difference, better_in and paired (domains), pairs, p (Holm's
+    correction), p_domains (seeds averaged), comparison in words.
     """
 
     runs: Sequence[FinishedRun]
     rows: pd.DataFrame  # the recommended row first
-    domains: pd.DataFrame  # accuracy, validation and seeds of the recommended row by domain, the worst first
+    domains: pd.DataFrame  # accuracy, zero, balanced, answer, validation and seeds of the best row by domain
     by_training_domains: pd.DataFrame  # accuracy of the recommended row: number of training domains x domain
     by_training_images: pd.DataFrame  # of rows that differ in --holdout-fraction alone: number of images x domain
     nested: float  # mean accuracy if the row is chosen anew without the domain that it is tested on
     zero: float  # mean accuracy of the training images' most frequent class on the same domains, or else of guessing
+
+    @property
+    def metric(self) -> str:
+        """The score in words."""
+        return METRICS[self.runs[0].metric]
 
     @property
     def zero_in_words(self) -> str:
@@ -67,8 +73,10 @@ def prediction_interval(accuracies: Sequence[float]) -> tuple[float, float, bool
     return low, high, (low, high) != ends
 
 
-def new_site(runs: Sequence[FinishedRun]) -> NewSite:
+def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> NewSite:
     """Computes what runs on one data set predict for a new site. Runs that hold out no domain are left out.
+
+    Scores are on a part of held-out domains, by default `Record.reported_split`.
 
     Of runs with different numbers of training domains, those count whose row held out the most domains in turn. The
     recommended row has the highest mean of the rows with the most held-out domains.
@@ -78,7 +86,7 @@ def new_site(runs: Sequence[FinishedRun]) -> NewSite:
     """
     runs = [run for run in runs if run.test_domains]
     _check_same_data(runs)
-    observed = _observed(runs)
+    observed = _observed(runs, split)
     held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
     if not held_out.max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
@@ -93,9 +101,8 @@ def new_site(runs: Sequence[FinishedRun]) -> NewSite:
     zero = of_best.zero.mean().mean()
     if isnan(zero):
         zero = 1 / (runs[0].args.get("num_classes") or inf)
-    domains = (
-        of_best[["accuracy", "zero", "validation"]].mean().assign(seeds=of_best.seed.nunique()).sort_values("accuracy")
-    )
+    domains = of_best[["accuracy", "zero", "balanced", "answer", "validation"]].mean()
+    domains = domains.assign(seeds=of_best.seed.nunique()).sort_values("accuracy")
     by_domains = _by_domain(observed[observed.row == best], "trained").dropna()
     nested = np.mean([full.loc[full.drop(columns=name).mean(axis="columns").idxmax(), name] for name in full])
     return NewSite(runs, rows, domains, by_domains, _by_training_images(counted, best), float(nested), zero)
@@ -110,25 +117,29 @@ def _check_same_data(runs: Sequence[FinishedRun]) -> None:
 
 
 def _data(record: Record) -> dict[str, object]:
-    facts = {name: record.args.get(name) for name in ("dataset", "num_classes")} | {"domains": domain_names([record])}
+    facts = {name: record.args.get(name) for name in ("dataset", "num_classes")}
+    facts |= {"domains": domain_names([record]), "metric": record.metric}
     # The digest depends on the columns of metadata that a run reads
     digest = f"data of columns {columns}" if (columns := record.args.get("metadata_columns")) else "data"
     return {name: value for name, value in {**facts, digest: record.args.get("data")}.items() if value is not None}
 
 
-def _observed(runs: Sequence[FinishedRun]) -> pd.DataFrame:
+def _observed(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.DataFrame:
     """Returns a line for each "row", number of training domains ("trained"), held-out "domain" and "seed"."""
     lines = []
     frame = by_row(runs).groupby(["row", "test_domains", "seed"], sort=False).run if runs else []
     for (row, _, seed), members in frame:
         record = training_domain_validation([record for run in members for record in run.records])
         images = record.images(record.training_domains)
-        facts = (validation_accuracy(record), nan if images is None else images)
-        zeros = most_frequent_accuracies(record)
-        for name, accuracy in unseen_accuracies(record).items():
-            zero = zeros.get(name, nan)
-            lines.append((row, len(record.training_domains), name, seed, accuracy, zero, *facts))
-    columns = ["row", "trained", "domain", "seed", "accuracy", "zero", "validation", "images"]
+        facts = (validation_score(record), nan if images is None else images)
+        part = split or record.reported_split
+        zeros = unseen_of_most_frequent(record, part)
+        balanced = unseen_scores(record, part, "balanced_accuracy")
+        answers = unseen_scores(record, "whole", "same_answer")
+        for name, accuracy in unseen_scores(record, part).items():
+            scores = (accuracy, *(table.get(name, nan) for table in (zeros, balanced, answers)))
+            lines.append((row, len(record.training_domains), name, seed, *scores, *facts))
+    columns = ["row", "trained", "domain", "seed", "accuracy", "zero", "balanced", "answer", "validation", "images"]
     table = pd.DataFrame(lines, columns=columns).dropna(subset="accuracy")
     # Each run scores the data's own "ood" domains, whichever domain it holds out besides
     return table.groupby(columns[:4], as_index=False).mean()
@@ -208,7 +219,8 @@ def recommendation(site: NewSite) -> str:
     elif best.low <= least:
         advice = f"test it on labeled images of each new site first, because {percent(best.low)}% is possible{zero}"
     else:
-        advice = f"deploy it if an accuracy of {percent(best.low)}% is enough at a new site"
+        article = "a" if site.metric.startswith("b") else "an"
+        advice = f"deploy it if {article} {site.metric} of {percent(best.low)}% is enough at a new site"
     return f"{best.row}: {advice}."
 
 
@@ -218,24 +230,36 @@ def sentences(site: NewSite) -> list[str]:
     interval = f"none, because {best.domains} held-out domains are fewer than {LEAST_DOMAINS}"
     if isfinite(best.low):
         interval = f"{percent(best.low)} to {percent(best.high)}%{', clipped to 0 to 100%' if best.clipped else ''}"
-    gap = f"{percent(best.validation)}%, a gap of {percent(best.gap, sign='+')} points to held-out accuracy"
+    gap = f"{percent(best.validation)}%, a gap of {percent(best.gap, sign='+')} points to held-out {site.metric}"
+    gap = gap if isfinite(best.gap) else "unknown, without images"
     lines = [
-        f"Accuracy to expect at a new site (data set {site.runs[0].dataset}): {percent(best.accuracy)}%, the mean over "
-        f"{best.domains} held-out domains with {best.seeds} trial seed{'' if best.seeds == 1 else 's'}.",
+        f"{site.metric.capitalize()} to expect at a new site (data set {site.runs[0].dataset}): "
+        f"{percent(best.accuracy)}%, the mean over {best.domains} held-out domains with {best.seeds} trial "
+        f"seed{'' if best.seeds == 1 else 's'}.",
         f"95% prediction interval for one new site: {interval}.",
         *([f"To compare with: {site.zero_in_words} on the same domains."] if site.zero else []),
+        *_by_class(site),
         f"Worst held-out domain: {best.worst_domain}, {percent(best.worst)}%.",
-        f"Validation accuracy on the training domains: {gap if isfinite(best.gap) else 'unknown, without images'}.",
+        f"Validation {site.metric} on the training domains: {gap}.",
         *_what_helps(site),
     ]
     if not others:
         return [*lines, "Other rows: none, so these runs compare no models."]
     counts = Counter(row.comparison.partition(":")[0] for row in others)
     compared = ", ".join(f"{words} ({number})" for words, number in counts.items())
-    chosen = "Mean accuracy if the row is chosen anew without the domain that it is tested on"
+    chosen = f"Mean {site.metric} if the row is chosen anew without the domain that it is tested on"
     test = "two-sided sign-flip test over pairs of equal domain and seed (Holm's correction), and over domains alone"
     compared = f"Other rows against the recommended one: {compared}."
     return [*lines, compared, f"{chosen}: {percent(site.nested)}%.", f"p: {test}."]
+
+
+def _by_class(site: NewSite) -> list[str]:
+    """What accuracies hide where classes are of unequal size."""
+    lines, balanced = [], site.domains.balanced.mean()
+    if isfinite(balanced) and site.runs[0].metric == "accuracy":
+        lines.append(f"Balanced accuracy, the mean over classes: {percent(balanced)}%.")
+    answer = one_answer(site.domains.answer)
+    return [*lines, f"{answer.capitalize()}."] if answer else lines
 
 
 def _what_helps(site: NewSite) -> list[str]:
@@ -259,16 +283,18 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
     """Returns title -> table of texts, in percent and points. Rows are compared if there are several."""
     domains, compared = site.domains.reset_index(), []
     for row in site.rows.itertuples():
-        line = {"row": str(row.row), "compared": row.comparison, "accuracy": percent(row.accuracy)}
+        line = {"row": str(row.row), "compared": row.comparison, site.metric: percent(row.accuracy)}
         line |= {"95% interval": f"{percent(row.low)} to {percent(row.high)}"} if isfinite(row.low) else {}
         line |= {"worst domain": f"{row.worst_domain}, {percent(row.worst)}", "gap": percent(row.gap, sign="+")}
         if isfinite(row.p):
-            line |= {"difference": percent(row.difference, sign="+")}
+            line |= {"minus the recommended": percent(row.difference, sign="+")}
             line |= {"better in": f"{row.better_in:.0f} of {row.paired:.0f}", "pairs": f"{row.pairs:.0f}"}
             line |= {"p, pairs": f"{row.p:.2g}", "p, domains": f"{row.p_domains:.2g}"}
         compared.append(line)
-    texts = pd.DataFrame({"held-out domain": domains.domain, "accuracy": domains.accuracy.map(percent)})
+    texts = pd.DataFrame({"held-out domain": domains.domain, site.metric: domains.accuracy.map(percent)})
     texts["most frequent class"] = domains.zero.map(percent)
+    if site.runs[0].metric == "accuracy":
+        texts["balanced"] = domains.balanced.map(percent)
     texts["validation"], texts["seeds"] = domains.validation.map(percent), domains.seeds.map(str)
     tables = {f"Held-out domains of {site.rows.row[0]}, the worst first": texts}
     return {"Rows compared": pd.DataFrame(compared).fillna("-"), **tables} if len(compared) > 1 else tables

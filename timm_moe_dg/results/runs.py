@@ -15,11 +15,12 @@ import pandas as pd
 
 from ..data import BENCHMARKS, UNGROUPED
 from ..errors import RecordError
+from ..metrics import Metric
 from ..protocols.options import NO_EFFECT_ON_RESULTS, Arguments, canonical_names
 from ..protocols.planner import TRAINING_PREFIX
-from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score, read_records
+from ..protocols.records import PARTS, SCORED_ROLES, Record, RoleScores, Score, SplitName, read_records
 from ..protocols.run_identity import canonical_json, comparable, in_effect, setting_text, settings, spelled_out
-from ..protocols.selection import headline_accuracy, training_domain_validation, validation_accuracy
+from ..protocols.selection import selected_scores, training_domain_validation
 
 RESULTS = "results.jsonl"
 NOTHING = canonical_json(None)
@@ -53,6 +54,11 @@ class FinishedRun:
     def model(self) -> str:
         """The network's name."""
         return self.args.get("model", NO_MODEL)
+
+    @property
+    def metric(self) -> Metric:
+        """The score by which the run is selected and reported, a name in `metrics.METRICS`."""
+        return self.records[0].metric
 
     @property
     def test_domains(self) -> tuple[int, ...]:
@@ -128,7 +134,8 @@ def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
       `trial_seed`. Model arguments and hyper-parameters have columns of their own. Lists are tuples.
     - `domains`: the names of the domains by position.
     - `step`, `epoch`, `step_time` (seconds) and `mem_gb` (GiB), then losses by name.
-    - `validation_acc`, `test_acc`: accuracies from 0 to 1, by which runs are selected and reported.
+    - `validation_acc`, `test_acc`: accuracies from 0 to 1, by which runs are selected and reported. Runs of another
+      metric have `validation_f1_macro` and `test_f1_macro`, for example.
     - `env0_in_acc`, `env0_out_acc`, `env0_out_loss` and so on: scores of every domain's splits, as in results.jsonl.
     - `ood_accuracy`, `id_f1_macro` and so on: scores of the data's own test domains, if there are any.
 
@@ -159,7 +166,7 @@ def _rows(run: FinishedRun, finished: bool) -> Iterator[dict[str, object]]:
         row |= {"selected": record is selected, "averaged": record.averaged}
         row |= {name: _hashable(value) for name, value in {**settings, **record.hparams}.items()}
         row |= {name: getattr(record, name) for name in ("step", "epoch", "step_time", "mem_gb")} | {**record.losses}
-        row |= {"validation_acc": validation_accuracy(record), "test_acc": headline_accuracy(record), **record.scores}
+        row |= {**selected_scores(record), **record.scores}
         for role in SCORED_ROLES:
             scores = record.roles.get(role, {})
             row |= {f"{role}_{name}": score for name, score in scores.items() if name in get_args(Score)}
@@ -288,46 +295,56 @@ def group_scores(record: Record, role: str, name: str = "group_accuracy") -> Map
     return cast(Mapping[str, float], record.roles.get(role, {}).get(name, {}))
 
 
-def unseen_accuracies(record: Record) -> dict[str, float]:
-    """Returns the accuracy on each held-out domain, for data with its own test domains on each "ood" group.
+def unseen_scores(record: Record, split: SplitName, metric: str | None = None) -> dict[str, float]:
+    """Returns a score on a part of each held-out domain, for data with its own test domains on each "ood" group.
 
-    Groups that were trained on are left out, as is "Other". With pooled training domains no group is surely unseen.
+    The score is by `metric`, by default the run's. Groups have that of the run and accuracies. Groups that were trained
+    on are left out, as is "Other". With pooled training domains no group is surely unseen.
     """
     names = domain_names([record])
     if not record.roles:
-        return {names[domain]: record.in_acc[domain] for domain in record.test_domains}
+        return {names[domain]: record.scores_on(split, metric)[domain] for domain in record.test_domains}
     trained = {names[domain].removeprefix(TRAINING_PREFIX) for domain in record.training_domains}
     # A single training domain has this name alone
-    groups = {} if TRAINING_PREFIX.strip() in trained else group_scores(record, "ood")
-    return {group: accuracy for group, accuracy in groups.items() if group not in {*trained, UNGROUPED}}
+    recorded: dict[str, str] = {record.metric: "group_scores", "accuracy": "group_accuracy"}
+    groups = group_scores(record, "ood", recorded.get(metric or record.metric, ""))
+    groups = {} if TRAINING_PREFIX.strip() in trained else groups
+    return {group: score for group, score in groups.items() if group not in {*trained, UNGROUPED}}
 
 
-def most_frequent_accuracies(record: Record) -> dict[str, float]:
-    """Returns what the most frequent class of the training images would reach where `unseen_accuracies` has accuracies.
+def unseen_of_most_frequent(record: Record, split: SplitName) -> dict[str, float]:
+    """Returns what the most frequent class of the training images would reach where `unseen_scores` has scores.
 
     Records that do not count it, such as DomainBed's, have none.
     """
-    shares, names = _most_frequent_shares(record, out=False), domain_names([record])
+    names = domain_names([record])
     places = {names[domain]: domain for domain in record.test_domains}
     if record.roles:
         facts = enumerate(record.args.get("domain_facts") or ())
-        places = {group: domain for domain, (role, group, _) in facts if role == "ood"}
-    unseen = unseen_accuracies(record)
-    return {name: shares[domain] for name, domain in places.items() if name in unseen and domain in shares}
+        places, split = {group: domain for domain, (role, group, _) in facts if role == "ood"}, "in"
+    zeros, unseen = _scores_of_most_frequent(record, split), unseen_scores(record, split)
+    return {name: zeros[domain] for name, domain in places.items() if name in unseen and domain in zeros}
 
 
 def validation_of_most_frequent(record: Record) -> float:
     """Returns what that class would reach in training-domain validation; NaN where it is not counted."""
-    by_domain = _most_frequent_shares(record, out=True)
+    by_domain = _scores_of_most_frequent(record, "out")
     shares = [by_domain[domain] for domain in record.training_domains if domain in by_domain]
     return sum(shares) / len(shares) if shares else nan
 
 
-def _most_frequent_shares(record: Record, *, out: bool) -> dict[int, float]:
-    """The share of that class in the in-splits or out-splits of domains with images, by position."""
-    counts, sizes = record.args.get("most_frequent") or (), record.args.get("split_sizes") or ()
-    pairs = enumerate(zip(counts, sizes, strict=False))
-    return {domain: count[out] / size[out] for domain, (count, size) in pairs if size[out]}
+def _scores_of_most_frequent(record: Record, split: SplitName) -> dict[int, float]:
+    """The score that answering with that class alone has in a part of the domains with images, by position."""
+    scores: dict[int, float] = {}
+    names = ("most_frequent", "split_sizes", "classes_present")
+    rows = zip(*(record.args.get(name) or () for name in names), strict=False)
+    for domain, (counts, sizes, classes) in enumerate(rows):
+        count, size = sum(counts[PARTS[split]]), sum(sizes[PARTS[split]])
+        present = classes[list(PARTS).index(split)]
+        if size:
+            recall, f1 = float(count > 0) / present, 2 * count / (size + count) / present
+            scores[domain] = {"accuracy": count / size, "balanced_accuracy": recall, "f1_macro": f1}[record.metric]
+    return scores
 
 
 def _regions(record: Record) -> dict[int, str]:

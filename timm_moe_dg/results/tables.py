@@ -17,18 +17,18 @@ from typing import NamedTuple
 import pandas as pd
 
 from ..errors import RecordError
-from ..metrics import CLASS_SCORES
+from ..metrics import CLASS_SCORES, METRICS
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
 from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
+    class_score,
     has_ood_validation,
-    reported_accuracy,
     reported_score,
     rule_title,
-    transfer_accuracy,
-    validation_accuracy,
+    transfer_score,
+    validation_score,
 )
 from .runs import (
     FinishedRun,
@@ -45,7 +45,7 @@ SINGLE_SOURCE, VALIDATION, CROSS_VALIDATION = "single_source", "training_domain_
 OFFICIAL_RULES = (OFFICIAL, *OOD_RULES, PER_REGION)  # rules for the data's own test domains
 RULES = (VALIDATION, CROSS_VALIDATION, "oracle", SINGLE_SOURCE, *OFFICIAL_RULES)  # in the order of their tables
 OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
-    {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro"}
+    {"accuracy": "accuracy", "worst_accuracy": "worst group", "f1_macro": "F1-macro", "balanced_accuracy": "balanced"}
 )
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 AVERAGE = "average"  # title of the column that the table over several data sets shows
@@ -64,9 +64,9 @@ class Column(NamedTuple):
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
-        "validation": Column("validation", validation_accuracy),
-        "out_split": Column("out-split", transfer_accuracy),
-        **{name: Column(title, reported_score(name)) for name, title in CLASS_SCORES.items()},
+        "validation": Column("validation", validation_score),
+        "out_split": Column("out-split", transfer_score),
+        **{name: Column(title, partial(class_score, name)) for name, title in CLASS_SCORES.items()},
     }
 )
 
@@ -137,22 +137,22 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 def make_tables(
     runs: Sequence[FinishedRun],
     rules: Sequence[str] = RULES,
-    report: Callable[[Record], float] = reported_accuracy,
+    report: Callable[[Record], float] = reported_score,
     further: Sequence[Column] = (),
     by_group: bool = False,
 ) -> list[Table]:
-    """Makes the tables of all rules and data sets that the runs have results for.
+    """Makes the tables of all rules, data sets and metrics that the runs have results for.
 
     Args:
         runs: Finished runs on any data sets.
         rules: Names in `RULES`.
-        report: Value of the selected record in held-out tables. Single-source tables always report out-splits.
+        report: Value of the selected record in held-out tables. Single-source tables report out-splits of benchmarks.
         further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
     # A final model, which was trained on all domains, has no test accuracy
-    with_test = sorted((run for run in runs if run.test_domains), key=lambda run: run.dataset)
-    data = [by_row(list(members)) for _, members in groupby(with_test, key=lambda run: run.dataset)]
+    with_test = sorted((run for run in runs if run.test_domains), key=lambda run: (run.dataset, run.metric))
+    data = [by_row(list(members)) for _, members in groupby(with_test, key=lambda run: (run.dataset, run.metric))]
     tables: list[Table] = []
     for rule in rules:
         made: list[Table] = []
@@ -199,9 +199,12 @@ def _held_out_table(
     held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
     values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
-    shares = [(name, at(values, "domain", domain)) for domain, name in enumerate(names)]
-    shares += _averaged([Column(AVERAGE, report), *further], selected, len(names))
-    return _table(runs, rule, title, shares, _missing(needed, runs), {"OOD": range(len(names))})
+    # A sweep may hold out some of the domains alone
+    begun = sorted({domain for domains in held_out.test_domains if len(domains) == 1 for domain in domains})
+    average_title = AVERAGE if len(begun) == len(names) else f"{AVERAGE} of {len(begun)} of {len(names)} domains"
+    shares = [(names[domain], at(values, "domain", domain)) for domain in begun]
+    shares += _averaged([Column(average_title, report), *further], selected, len(begun))
+    return _table(runs, rule, title, shares, _missing(needed, runs), {"OOD": range(len(begun))})
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -211,9 +214,11 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
         of_source = runs[runs.test_domains.isin([held_out])]
         if len(of_source):
             titles = {source: f"{names[source]} (IID)", **{domain: names[domain] for domain in held_out}}
-            columns = [Column(title, partial(_out_accuracy, domain)) for domain, title in titles.items()]
-            columns += [Column(AVERAGE_OOD, transfer_accuracy), *further]
-            title = f"trained on {names[source]} alone and selected on its out-split, accuracy on out-splits"
+            whole = of_source.run.iloc[0].records[0].reported_split == "whole"
+            columns = [Column(title, partial(_transfer, domain)) for domain, title in titles.items()]
+            columns += [Column(AVERAGE_OOD, reported_score if whole else transfer_score), *further]
+            title = f"trained on {names[source]} alone and selected on its out-split, scores on out-splits"
+            title += " and whole held-out domains" if whole else ""
             shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
             kinds, missing = {"IID": [0], "OOD": range(1, len(names))}, _missing([held_out], runs)
             table = _table(runs, SINGLE_SOURCE, title, shares, missing, kinds)
@@ -270,8 +275,9 @@ def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[C
     return columns, kinds
 
 
-def _out_accuracy(domain: int, record: Record) -> float:
-    return record.out_acc[domain]
+def _transfer(domain: int, record: Record) -> float:
+    is_whole = record.reported_split == "whole" and domain in record.test_domains
+    return record.scores_on("whole" if is_whole else "out")[domain]
 
 
 def _role_score(role: str, score: Score, record: Record) -> float:
@@ -317,8 +323,10 @@ def _table(
     """Makes a table of columns: their titles, and their shares by row and trial seed."""
     titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
-    dataset, expected = next(iter(runs.run)).dataset, [runs.seed.nunique()] * len(columns)
-    return Table(dataset, rule, f"{dataset}, {title}", titles, list(rows), scores, expected, rows, missing, kinds=kinds)
+    first, expected = next(iter(runs.run)), [runs.seed.nunique()] * len(columns)
+    dataset, metric = first.dataset, "" if first.metric == "accuracy" else f"{METRICS[first.metric]}, "
+    title = f"{dataset}, {metric}{title}"
+    return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing, kinds=kinds)
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:

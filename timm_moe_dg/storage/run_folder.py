@@ -31,9 +31,8 @@ from ..protocols.records import Record
 from ..protocols.run_identity import check_format, check_unchanged, read_arguments, stamp
 from ..protocols.selection import (
     SELECTION_RULES,
-    headline_accuracy,
+    selected_scores,
     training_domain_validation,
-    validation_accuracy,
 )
 from .files import append_line, explained, recovered, replaced, replaced_file, write_text
 
@@ -297,8 +296,7 @@ def save_calibration(calibration: Calibration, folder: Path) -> None:
 def summary_row(record: Record) -> dict[str, float | bool]:
     """Returns the numbers of an evaluation by column of summary.csv."""
     row = {"step": record.step, "epoch": record.epoch, **dict(sorted(record.losses.items()))}
-    row |= {"step_time": record.step_time, "validation_acc": validation_accuracy(record)}
-    row["test_acc"] = headline_accuracy(record)
+    row |= {"step_time": record.step_time, **selected_scores(record)}
     return row | record.scores | {"averaged": record.averaged}
 
 
