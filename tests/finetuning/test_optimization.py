@@ -174,6 +174,26 @@ def test_only_the_classifier_moves_in_the_first_steps(method, opt):
     assert len(moved(probed, tuned)) > len(start) // 2
 
 
+# Of each family: three betas, signs, matrices, reset slow weights, factored moments, norms, variance reduction
+ODD = ["adan", "adanw", "lion", "muon", "nadamuon", "madgrad", "adafactorbv", "lamb", "novograd", "mars", "cadopt"]
+ODD += ["nesterovw", "adadelta", "Adan"]
+
+
+@pytest.mark.parametrize("opt", ODD)
+@pytest.mark.parametrize("method", ["DANN", "CDANN", "Fish", "MLDG", "IRM", "RDM", "Fishr"])
+def test_methods_with_inner_steps_or_changes_of_the_optimizer_train_with_any_optimizer(method, opt):
+    check_optimizer(opt)
+    start, *_, end = train(method, opt, 4)
+    assert len(moved(start, end)) > len(start) // 2
+    assert all(value.isfinite().all() for value in end.values())
+
+
+@pytest.mark.parametrize("opt", ["lookahead_adam", "Lookahead_muon", "typo_adam", "adam_", "lbfgs", ""])
+def test_an_optimizer_that_the_methods_cannot_reset_or_timm_does_not_list_is_refused(opt):
+    with pytest.raises(ArgumentError, match=f"^opt='{opt}'"):
+        check_optimizer(opt)
+
+
 def test_linear_routers_move_with_the_classifier():
     start, probed = train("ERM", "adam", 1, linear_steps=1, linear_routers=True)
     assert {name.split(".mlp.")[-1].split(".")[0] for name in moved(start, probed)} == {"router", "head"}

@@ -37,7 +37,12 @@ _ELEMENTWISE = (
 
 
 def check_optimizer(name: str) -> None:
-    """Checks that timm has an optimizer, and that it takes a step here from first derivatives."""
+    """Checks that timm has an optimizer, and that it takes a step here from first derivatives.
+
+    `lookahead_NAME` is refused, because methods that reset the optimizer would leave the moments of NAME.
+    """
+    if name.lower() not in list_optimizers():
+        raise ArgumentError.of("opt", name, f"is none of timm's; choose from {', '.join(map(str, list_optimizers()))}")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     parameter = nn.Parameter(torch.ones(8, 4, device=device))
     parameter.grad = torch.ones_like(parameter)
@@ -45,8 +50,7 @@ def check_optimizer(name: str) -> None:
         create_optimizer_v2([parameter], name, lr=1e-3).step()
     except Exception as error:  # of any library behind a name
         reason = str(error).partition("\n")[0]
-        known = "" if name in list_optimizers() else f" from {', '.join(map(str, list_optimizers()))}"
-        raise ArgumentError.of("opt", name, f"takes no step here ({reason}); choose another{known}") from error
+        raise ArgumentError.of("opt", name, f"takes no step here ({reason}); choose another") from error
 
 
 def build_optimizer(
@@ -70,7 +74,7 @@ def build_optimizer(
     fused = kind in _FUSED and next(network.parameters()).device.type in _FUSED_DEVICES
     fused = fused and not (in_turn and kind is optim.SGD)  # which fails while only some parameters have momentum
     parameters = network if layer_decay is not None else network.parameters()
-    further = {"fused": True} if fused else {"deterministic": True} if name.startswith("kron") else {}
+    further = {"fused": True} if fused else {"deterministic": True} if name.lower().startswith("kron") else {}
     options: dict[str, Any] = {"layer_decay": layer_decay, "momentum": momentum, **further}
     try:
         optimizer = create_optimizer_v2(parameters, name, lr=lr, weight_decay=weight_decay, **options)
