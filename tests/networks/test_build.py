@@ -226,3 +226,59 @@ def test_options_that_differ_from_those_of_a_checkpoint_are_named(tmp_path, capl
     messages = [message for message in caplog.messages if "were trained with the options" in message]
     assert len(messages) == (named is not None)
     assert (named or "") in "".join(messages)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "backbone.", "teacher.backbone.", "base_model.model.", "module.net."])
+@pytest.mark.parametrize("model", [DENSE, "gmoe", GMOE, "resnet18"])
+def test_a_common_prefix_of_all_names_is_left_out_and_named(prefix, model, dense, tmp_path, caplog):
+    source = timm.create_model("resnet18", num_classes=10).eval() if model == "resnet18" else dense
+    caplog.set_level("INFO")
+    weights = {f"{prefix}{name}": value for name, value in source.state_dict().items()}
+    save_file(weights, tmp_path / "wrapped.safetensors")
+    kwargs = {DENSE: SMALL, GMOE: MIXTURE, "gmoe": BACKBONE}.get(model, {})
+    network = build_network(
+        model,
+        10,
+        initial_checkpoint=tmp_path / "wrapped.safetensors",
+        img_size=32 if kwargs else None,
+        model_kwargs=kwargs,
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(network.eval()(images()), source(images()), rtol=1e-5, atol=1e-5)
+    assert "state_dict" not in network.pretrained_cfg
+    # timm itself removes "module."
+    assert sum(repr(prefix.removeprefix("module.")) in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("model", [DENSE, GMOE, "test_resnet"])
+def test_a_prefix_of_weights_that_do_not_fit_is_named(model, tmp_path):
+    save_file(
+        {f"base_model.model.{index}.lora_A.weight": torch.zeros(2, 3) for index in range(2)}, tmp_path / "w.safetensors"
+    )
+    with pytest.raises(CheckpointError) as caught:
+        build_network(model, 10, initial_checkpoint=tmp_path / "w.safetensors")
+    assert "'base_model.model.'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("router_kwargs", "state", "start"),
+    [({"bias_speed": 0.01}, "expert_bias", 0.0), ({"choice": "threshold"}, "expert_thresholds", 2.0)],
+)
+@pytest.mark.parametrize("model", [GMOE, "gmoe"])
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_a_mixture_without_bias_starts_a_router_that_has_one(
+    router_kwargs, state, start, model, by_folder, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    kwargs = {**(MIXTURE if model == GMOE else BACKBONE), "router": "linear"}
+    first = build_network(model, 4, img_size=32, model_kwargs=kwargs)
+    save_network(first, tmp_path, list("abcd"), data_config(first, 32))
+    source = {"pretrained": True} if by_folder else {"initial_checkpoint": tmp_path / "model.safetensors"}
+    name = f"local-dir:{tmp_path}" if by_folder else model
+    again = build_network(name, 4, img_size=32, model_kwargs={**kwargs, "router_kwargs": router_kwargs}, **source)
+    buffers = {key: value for key, value in again.state_dict().items() if key.endswith(state)}
+    assert buffers
+    assert all((value == start).all() for value in buffers.values())
+    weights = first.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in again.state_dict().items() if key not in buffers)
+    assert sum(all(key in message for key in buffers) for message in caplog.messages) == 1

@@ -7,7 +7,8 @@ those that can be chosen by name.
 Axes: T items (tokens, or images in MoGE), D features, E experts, K experts per item (top_k).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -92,7 +93,10 @@ class Router(OwnParameters):
     """
 
     expert_rows: ClassVar[tuple[str, ...]] = ()
-    expert_state: ClassVar[tuple[str, ...]] = ("expert_bias", "expert_thresholds")  # buffers, None if not used
+    # Buffers, None if not used, and their initial values
+    expert_state: ClassVar[Mapping[str, float]] = MappingProxyType(
+        {"expert_bias": 0.0, "expert_thresholds": UNSET_THRESHOLD}
+    )
     expert_bias: Tensor | None
     expert_thresholds: Tensor | None
 
@@ -153,10 +157,9 @@ class Router(OwnParameters):
 
     def reset_state(self) -> None:
         """Bias 0, and thresholds that no score exceeds; for `reset_parameters` of subclasses."""
-        if self.expert_bias is not None:
-            nn.init.zeros_(self.expert_bias)
-        if self.expert_thresholds is not None:
-            nn.init.constant_(self.expert_thresholds, UNSET_THRESHOLD)
+        for name, value in self.expert_state.items():
+            if (buffer := getattr(self, name)) is not None:
+                nn.init.constant_(buffer, value)
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """(T, D) features in float32 or better -> (T, E) logits."""

@@ -1,6 +1,7 @@
 """A classifier whose weights are embeddings of texts, as in CLIP."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -37,3 +38,8 @@ class TextHead(nn.Module):
             images = F.normalize(upcast(projected), dim=-1)
             texts = F.normalize(self.weight, dim=-1).to(images.dtype)
             return self.logit_scale.exp() * images @ texts.t()
+
+
+def layer_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of a network's classifiers or first convolutions, in its pretrained configuration."""
+    return (names,) if isinstance(names, str) else tuple(names or ())

@@ -28,11 +28,11 @@ from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.encoders.pretrained import check_weights
 from ..layers.mixture_options import option_names
 from ..layers.moe_mlp import RoutedMlp
-from ..layers.text_head import TextHead
-from .building import deit_cfg
+from ..layers.text_head import TextHead, layer_names
+from .building import deit_cfg, start_router_state
 from .gmoe import MoeVisionTransformer
 from .moge import GeoMoeVisionTransformer
-from .text_head import classifier_names, put_text_head
+from .text_head import put_text_head
 from .upcycling import upcycle, upcycle_with_metadata
 
 Keywords = dict[str, Any]  # arguments of timm's models, and its pretrained configurations
@@ -191,7 +191,8 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
         plan = _create(kind, structure, **options)
         dense = plan.state_dict()
         mixed = kind.change(plan, **mixture).state_dict()
-    classifier = tuple(f"{name}." for name in classifier_names(plan.pretrained_cfg["classifier"]))
+    start_router_state(source.weights, mixed)
+    classifier = tuple(f"{name}." for name in layer_names(plan.pretrained_cfg["classifier"]))
     expected = {key for key in mixed if not key.startswith(classifier)}
     present = {key for key in source.weights if not key.startswith(classifier)}
     problems = {"missing from the checkpoint": expected - present, "not in the model": present - expected}

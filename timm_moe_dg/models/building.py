@@ -22,6 +22,7 @@ from ..layers.compat import update_model_args
 from ..layers.encoders.pretrained import check_weights
 from ..layers.feed_forwards import copy_dense, reinitialize
 from ..layers.moe_mlp import RoutedMlp
+from ..layers.router import Router
 from .tutel import convert_tutel_state_dict, is_tutel_state_dict
 
 ModelT = TypeVar("ModelT", bound=VisionTransformer)
@@ -79,9 +80,20 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
     if upcycled:
         encoder = {key: value for key, value in model_state.items() if key.startswith(_METADATA_PREFIX)}
         loaded = encoder | loaded
+    start_router_state(loaded, model_state)
     check_complete(loaded, model)
     _report(cast(dict[str, Any], model.pretrained_cfg), upcycled)
     return loaded
+
+
+def start_router_state(loaded: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
+    """Adds the routers' biases and thresholds that a checkpoint lacks, with their initial values, in place."""
+    missing = [key for key in model_state if key.rpartition(".")[2] in Router.expert_state and key not in loaded]
+    for key in missing:
+        # By their names, since a model on the meta device has no values
+        loaded[key] = torch.full(model_state[key].shape, Router.expert_state[key.rpartition(".")[2]])
+    if missing:
+        _logger.info(f"The checkpoint lacks {', '.join(missing)}: they start at their initial values.")
 
 
 def _upcycle_layer(prefix: str, loaded: dict[str, Tensor], model_state: dict[str, Tensor], layer: RoutedMlp) -> bool:
@@ -153,7 +165,7 @@ def check_complete(loaded: dict[str, Tensor], model: Any) -> None:
 def _report(cfg: Mapping[str, Any], upcycled: list[RoutedMlp]) -> None:
     """Logs where the experts come from."""
     given = "the given state dict" if cfg.get("state_dict") else None
-    source = given or cfg.get("file") or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
+    source = cfg.get("file") or given or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
     if not upcycled:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")
         return

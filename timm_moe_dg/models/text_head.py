@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, check_regular_file
-from ..layers.text_head import TextHead
+from ..layers.text_head import TextHead, layer_names
 from .upcycling import name_of, record_change
 
 
@@ -57,7 +57,7 @@ def use_text_head(network: Any, path: str | Path, classes: Sequence[str]) -> Non
 
 def put_text_head(model: Any, head: TextHead) -> None:
     """Replaces a network's classifier, and records it for timm's `save_for_hf`."""
-    (name,) = classifier_names(model.pretrained_cfg["classifier"])
+    (name,) = layer_names(model.pretrained_cfg["classifier"])
     model.set_submodule(name, head)
     model.num_classes, width = head.weight.shape
     in_features = head.projection.in_features if isinstance(head.projection, nn.Linear) else None
@@ -80,8 +80,3 @@ def _read(path: str | Path, classes: Sequence[str]) -> tuple[Tensor, Tensor | No
         remedy = f"its classes are {names!r:.80}, and the data's are {list(classes)!r:.80}; give these, in this order"
         raise ArgumentError.of("head", f"text:{path}", remedy)
     return weight, scale
-
-
-def classifier_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of a network's classifiers, from its pretrained configuration."""
-    return (names,) if isinstance(names, str) else tuple(names or ())

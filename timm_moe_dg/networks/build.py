@@ -30,6 +30,7 @@ from ..data.inspection import deep_share, warn_if_far, warn_of_far_values
 from ..data.readers.rasters import Pixels
 from ..errors import ArgumentError, CheckpointError, MoeDgError, OptionError, check_name, check_regular_file
 from ..layers.compat import download_from_hf
+from ..layers.text_head import layer_names
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
 CONFIG = "config.json"
@@ -93,7 +94,9 @@ def build_network(
     if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
         source = str(kwargs["backbone"])
         check_name(source)
-    overlay, channels = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else (None, None)
+    overlay, channels, note = None, None, ""
+    if initial_checkpoint:
+        overlay, channels, note = _checkpoint_overlay(source, initial_checkpoint)
     loads = pretrained or overlay is not None
     try:
         # Also names a damaged field, where timm would fail far from the file
@@ -118,13 +121,16 @@ def build_network(
         network = _create(options, optional_drop_path=drop_path is None)
     except TypeError as error:  # an OptionError of this package, or Python's own
         raise _not_taken(name, kwargs, error) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{note}") from error
     except MoeDgError:
         raise
     except Exception as error:  # of constructors, which assert and divide, of files, and of the HTTP library
         if not loads:
             reason = f"cannot be built with {kwargs} ({type(error).__name__}: {error})"
             raise ArgumentError.of("model", name, f"{reason}; change --model-kwargs") from error
-        raise _unusable(name, initial_checkpoint, error) from error
+        raise _unusable(name, initial_checkpoint, error, note) from error
+    network.pretrained_cfg.pop("state_dict", None)
     if not pretrained:
         network.pretrained_cfg = without_origin(network.pretrained_cfg)
     _check_patches(network, img_size)
@@ -381,8 +387,11 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     return ArgumentError.of("model_kwargs", kwargs, f"{name} does not take them ({error})")
 
 
-def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[str, object], int]:
-    """Points a model's configuration at a file with this number of classes, and returns the file's channels too."""
+def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[str, object], int, str]:
+    """Points a model's configuration at a file with this number of classes.
+
+    Returns the file's channels too, and a remark for errors if all names of its weights begin alike.
+    """
     try:
         check_regular_file(path)
         weights = load_state_dict(str(path))
@@ -395,12 +404,18 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[s
     heads, stems = (_weights_of(weights, cfg.get(layer)) for layer in ("classifier", "first_conv"))
     rows = next((head.shape[0] for head in heads if head.ndim), 0)
     channels = next((stem.shape[1] for stem in stems if stem.ndim == 4), RGB)
-    return {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}, channels
+    overlay = {"file": str(path), "source": "", "num_classes": rows, "label_offset": 0}
+    # Wrappers put their own name before those of all weights, such as "teacher.backbone."
+    prefix = "".join(os.path.commonprefix(list(weights)).rpartition(".")[:2])  # noqa: RUF071 (cut at a dot)
+    if prefix and any(f"{prefix}{layer}.weight" in weights for layer in layer_names(cfg.get("first_conv"))):
+        _logger.info(f"initial_checkpoint={str(path)!r}: {prefix!r} is left out of the names of all weights")
+        return overlay | {"state_dict": {key.removeprefix(prefix): weights[key] for key in weights}}, channels, ""
+    return overlay, channels, f". All names begin with {prefix!r}" if prefix else ""
 
 
 def _weights_of(weights: Mapping[str, Tensor], layers: str | Sequence[str] | None) -> list[Tensor]:
-    names = (layers,) if isinstance(layers, str) else tuple(layers or ())
-    return [value for layer in names for key, value in weights.items() if f".{key}".endswith(f".{layer}.weight")]
+    ends = tuple(f".{layer}.weight" for layer in layer_names(layers))
+    return [value for key, value in weights.items() if f".{key}".endswith(ends)]
 
 
 def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:
@@ -414,10 +429,10 @@ def _create(options: dict[str, Any], optional_drop_path: bool) -> Any:
     return timm.create_model(**options)
 
 
-def _unusable(name: str, path: str | os.PathLike[str] | None, error: Exception) -> CheckpointError:
+def _unusable(name: str, path: str | os.PathLike[str] | None, error: Exception, note: str = "") -> CheckpointError:
     reason = f"{type(error).__name__}: {error}"
     if path is None:
         remedy = "check the connection and the Hub's cache, or give a file with --initial-checkpoint"
         return CheckpointError(f"pretrained=True: the weights of {name} cannot be had ({reason}); {remedy}")
     remedy = "give a checkpoint of this model, or of its dense counterpart"
-    return CheckpointError(f"initial_checkpoint={str(path)!r}: cannot start {name} ({reason}); {remedy}")
+    return CheckpointError(f"initial_checkpoint={str(path)!r}: cannot start {name} ({reason}); {remedy}{note}")
