@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from torch import nn
 
 from tests.finetuning.plans import image_folder, plan_of
+from tests.models.cases import randomize
 from tests.saved_run import SMALL as SAVED
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import ArgumentError
@@ -20,6 +22,9 @@ from timm_moe_dg.finetuning.model import (
     set_expert_mode,
 )
 from timm_moe_dg.finetuning.processes import process_state_kept
+from timm_moe_dg.finetuning.training_data import cover_training_coordinates
+from timm_moe_dg.networks.build import build_network, data_config, save_network, saved_config
+from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.options import RunOptions
 
 SIZE = {"embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -145,3 +150,80 @@ def test_a_run_goes_on_with_more_classes(tmp_path, pretrained):
     assert torch.equal(network.head.weight[[1, 2]], saved.head.weight[[1, 0]])  # cat, dog
     assert not torch.isin(network.head.weight[0], saved.head.weight).any()
     assert torch.equal(network.patch_embed.proj.weight, saved.patch_embed.proj.weight)
+
+
+TRAINED = [f"train {name}" for name in ("Africa", "Asia", "Europe", "North America", "South America")]  # of geo_digits
+D3G_SIZE = {"patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize("source", ["folder", "file", "folder without names", "file without names"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        TRAINED,
+        [*TRAINED[1:], TRAINED[0]],  # another order
+        [TRAINED[3], "elsewhere", *TRAINED[:3]],  # one of them is another domain
+        ["here", TRAINED[4]],  # another number of domains
+        ["here", *TRAINED[::-1], "there"],
+        ["here", "there"],
+    ],
+)
+def test_heads_and_relations_of_d3g_are_kept_by_the_names_of_their_domains(source, before, tmp_path, caplog):
+    caplog.set_level("INFO")
+    kwargs = {**D3G_SIZE, "num_domains": len(before)}
+    old = randomize(build_network("d3g_tiny_patch16", 10, img_size=16, model_kwargs=kwargs)).eval()
+    old.set_domains(
+        [torch.tensor([[30.0 * n, 10.0]]) for n in range(len(before))], None if "without" in source else before
+    )
+    plan = plan_of(tmp_path, "--dataset", "geo_digits")
+    save_network(old, tmp_path / "run" / "best", plan.classes, data_config(old, 16))
+    if "without" in source:  # as in runs of earlier versions
+        tables = [{"name": name} for name in ["held out", *before]]
+        (tmp_path / "run" / "args.yaml").write_text(yaml.safe_dump({"domain_digests": tables, "test_domains": [0]}))
+    size = [f"{name}={value}" for name, value in D3G_SIZE.items()]
+    words = ["--model", "d3g_tiny_patch16", "--initial-checkpoint", str(tmp_path / "run"), "--model-kwargs", *size]
+    words = words if "file" in source else ["--model", f"local-dir:{tmp_path / 'run' / 'best'}", "--pretrained"]
+    plan = plan_of(tmp_path, *words, "--dataset", "geo_digits", "--img-size", "16")
+    assert [plan.names[position] for position in plan.training] == TRAINED
+    network = prepare_network(plan)
+    assert sum("heads of domains" in message for message in caplog.messages) == 1
+    kept = {new: before.index(name) for new, name in enumerate(TRAINED) if name in before}
+    for name in ("weight", "bias"):
+        values, expected = getattr(network.head, name), getattr(old.head, name)
+        assert values.shape[:2] == (10, 5)
+        assert torch.equal(values[:, list(kept)], expected[:, list(kept.values())])
+        fresh = values[:, [column for column in range(5) if column not in kept]]
+        assert not torch.isin(fresh, expected).any()
+    cover_training_coordinates(network, plan)
+    network.eval()
+    places = [torch.from_numpy(rows[:1]).float() for rows in plan.training_rows("metadata")]
+    with torch.no_grad():
+        relations = [network.metadata_encoder.encoder(place)[0, :5] for place in places]
+        old_relations = [old.metadata_encoder.encoder(torch.tensor([[30.0 * n, 10.0]]))[0] for n in range(len(before))]
+        for new, position in kept.items():
+            torch.testing.assert_close(
+                relations[new][list(kept)], old_relations[position][list(kept.values())], rtol=0, atol=1e-6
+            )
+        save_network(network, tmp_path / "again", plan.classes, data_config(network, 16))
+        again = load_trained(f"local-dir:{tmp_path / 'again'}")
+        images = torch.randn(5, 3, 16, 16)
+        assert torch.equal(again(images, torch.cat(places)), network(images, torch.cat(places)))
+    assert saved_config(f"local-dir:{tmp_path / 'again'}")["model_args"]["domain_names"] == TRAINED
+
+
+def test_heads_of_d3g_without_names_are_kept_by_number_or_refused(tmp_path, caplog):
+    for number in (5, 3):
+        kwargs = {**D3G_SIZE, "num_domains": number}
+        old = build_network("d3g_tiny_patch16", 10, img_size=16, model_kwargs=kwargs)
+        plan = plan_of(tmp_path, "--dataset", "geo_digits")
+        save_network(old, tmp_path / "best", plan.classes, data_config(old, 16))
+        words = ["--model", f"local-dir:{tmp_path / 'best'}", "--pretrained", "--img-size", "16"]
+        plan = plan_of(tmp_path, *words, "--dataset", "geo_digits")
+        network = prepare_network(plan)
+        assert "heads are carried by their number" in caplog.text
+        assert torch.equal(network.head.weight, old.head.weight)
+        if number == 5:
+            cover_training_coordinates(network, plan)
+        else:
+            with pytest.raises(ArgumentError, match=r"^num_domains=3"):
+                cover_training_coordinates(network, plan)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import nn
 
@@ -16,6 +17,7 @@ from timm_moe_dg.algorithms import ERM, Setup, StepContext
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.finetuning.training_data import build_loaders, step_sampler
+from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.options import run_parser
 
 SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 4}
@@ -154,3 +156,23 @@ def test_a_run_states_the_domain_of_each_training_image(tmp_path: Path) -> None:
         assert metadata[:, :2].isfinite().all()
     assert len(minibatches) == 3
     assert evaluated.shape[1] == 2
+
+
+@pytest.mark.parametrize("query", ["domain", "wrap"])
+def test_a_file_of_weights_brings_the_size_of_its_index(query: str, tmp_path: Path) -> None:
+    first = model(query).float().eval()
+    first.renew_domains(["a", "b", "c"], ["c", "d", "a"])
+    first.set_domains([places(domain, 20 + domain, domain) for domain in range(3)], ["c", "d", "a"])
+    save_file(first.state_dict(), tmp_path / "weights.safetensors")
+    options = {key: value for key, value in SIZES.items() if key != "num_classes"} | {"relation_query": query}
+    again = load_trained(
+        "d3g_tiny_patch16",
+        initial_checkpoint=str(tmp_path / "weights.safetensors"),
+        model_kwargs={**options, "num_domains": 3},
+    )
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(again(images, CORNERS), first(images, CORNERS))
+        save_for_hf(again, str(tmp_path), safe_serialization=True)
+        saved = timm.create_model(f"local-dir:{tmp_path}").eval()
+        assert len(saved.metadata_encoder.encoder.owners) == len(first.metadata_encoder.encoder.owners)

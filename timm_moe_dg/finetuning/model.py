@@ -25,13 +25,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
-from ..cli.values import TEXT
+from ..cli.values import LOCAL, TEXT
 from ..errors import ArgumentError
 from ..layers import LossWeights, RoutedMlp
 from ..layers.compat import BatchNorm
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..layers.experts import StackedExperts
 from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
+from ..models import DomainHeadsVisionTransformer
 from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
@@ -41,10 +42,13 @@ from ..networks.build import (
     data_config,
     lay_channels_last,
     save_network,
+    saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata
 from ..protocols.options import RunOptions
+from ..protocols.run_identity import model_defaults
+from ..storage.run_folder import run_arguments
 from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
 from .processes import is_sharded
@@ -147,6 +151,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     dropout = plan.hparams.get("resnet_dropout")
     source = options.model if options.pretrained else ""
     names = () if options.head else saved_classes(source, options.initial_checkpoint)
+    heads = saved_domains(plan)
     network = build_network(
         options.model,
         None if options.head or names else options.num_classes,
@@ -160,10 +165,13 @@ def prepare_network(plan: RunPlan) -> nn.Module:
             **({"drop_rate": dropout} if dropout else {}),
             **({"metadata_columns": columns} if columns else {}),
             **options.model_kwargs,
+            **({"num_domains": len(heads)} if heads else {}),
         },
     )
     if names:
         renew_classifier(network, names, plan.classes, options.num_classes)
+    if heads and isinstance(network, DomainHeadsVisionTransformer):
+        network.renew_domains(heads, [plan.names[position] for position in plan.training])
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
     check_metadata(network, plan)
@@ -183,6 +191,28 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if options.freeze_bn:
         freeze_batch_norm(network)
     return network
+
+
+def saved_domains(plan: RunPlan) -> list[str]:
+    """Returns the domain of each head in the weights that a run of D3G starts from; empty for other weights.
+
+    Their names are in config.json, or follow from args.yaml in runs of earlier versions.
+    """
+    options, file = plan.options, plan.options.initial_checkpoint
+    saved = saved_config(options.model if options.pretrained else "", file).get("model_args", {})
+    target = saved_config(options.model).get("model_args") or model_defaults(options.model)
+    given = options.model_kwargs.get("num_domains", len(plan.training))
+    if "num_domains" not in saved or "num_domains" not in target or given != len(plan.training):
+        return []
+    names = list(saved.get("domain_names") or ())
+    if not names:
+        run = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else options.model)
+        tables, held_out = run.get("domain_digests", ()), run.get("test_domains", ())
+        names = [table["name"] for position, table in enumerate(tables) if position not in held_out]
+    if len(names) == saved["num_domains"]:
+        return names
+    _logger.warning("the weights to start from name no domains: heads are carried by their number")
+    return []
 
 
 def build_task_loss(plan: RunPlan, device: torch.device) -> partial[Tensor]:

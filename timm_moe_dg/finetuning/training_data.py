@@ -165,7 +165,8 @@ def cover_training_coordinates(network: nn.Module, plan: RunPlan) -> None:
     """
     takes = takes_metadata(network, plan.domains, plan.options.metadata_columns)
     if isinstance(network, DomainHeadsVisionTransformer) and takes:
-        network.set_domains(list(map(torch.from_numpy, plan.training_rows("metadata"))))
+        lonlat = list(map(torch.from_numpy, plan.training_rows("metadata")))
+        network.set_domains(lonlat, [plan.names[position] for position in plan.training])
     radius = plan.options.coverage_radius
     if radius is not None and not (takes and _reads(network, CoordinateEncoder) and network.expert_mode == "routed"):
         remedy = f"{plan.options.model} does not route by coordinates here; leave it out"

@@ -7,6 +7,8 @@ the mean of the other heads has a loss of its own.
 Axes: B samples, M training domains, D features, C classes, P points of the index.
 """
 
+import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,6 +32,9 @@ from .building import check_complete, create_moe_vit, deit_cfg, fit_dense
 from .gmoe import check_vit_options
 
 RELATION_QUERIES = ("domain", "wrap")
+_RELATIONS = "metadata_encoder.encoder."
+
+_logger = logging.getLogger(__name__)
 
 default_cfgs = generate_default_cfgs({"d3g_tiny_patch16.deit_in1k": deit_cfg("tiny")})
 
@@ -43,6 +48,7 @@ class DomainHeadOptions:
     relation_query: str = "domain"  # or 'wrap' to learn relations from the coordinates (D3G+WRAP)
     consistency_coef: float = 0.5  # weight of the loss of the other heads
     index_points: int = 0  # size of the index of training coordinates that comes with the weights
+    domain_names: Sequence[str] | None = None  # of the heads' domains, None if they are not known
 
     def __post_init__(self) -> None:
         if self.num_domains < 2:
@@ -100,6 +106,7 @@ class DomainRelations(CoordinateEncoder):
     """
 
     owners: Tensor  # domain of each point
+    numbers: Tensor | None  # of each domain for g; None for 0 to M - 1
 
     def __init__(
         self,
@@ -119,8 +126,9 @@ class DomainRelations(CoordinateEncoder):
             raise MetadataError.of("relation_beta", beta, "give a share from 0 to 1")
         self.num_domains, self.beta = num_domains, beta
         self.out_features = 2 * num_domains
-        self.index = Coverage(num_points, device=device)
-        self.register_buffer("owners", torch.zeros(num_points, dtype=torch.int64, device=device))
+        self.register_buffer("owners", torch.zeros(0, dtype=torch.int64, device=device))
+        self.register_buffer("numbers", None)
+        self.allocate(num_points)
 
         def network(inputs: int) -> nn.Sequential:
             first = UpcastLinear(inputs, features // 2, device=device, dtype=dtype)
@@ -138,13 +146,19 @@ class DomainRelations(CoordinateEncoder):
                 layer.reset_parameters()
         nn.init.uniform_(self.scale)
 
+    def allocate(self, num_points: int, numbers: Tensor | None = None) -> None:
+        """Makes room for an index of P points, and sets the numbers of the domains."""
+        self.index = Coverage(num_points, device=self.owners.device).train(self.training)
+        self.owners = self.owners.new_zeros(num_points)
+        self.numbers = None if numbers is None else numbers.to(self.owners.device)
+
     def set_domains(self, lonlat: Sequence[Tensor]) -> int:
         """Makes the index from the (N, 2) training coordinates of each domain, in degrees; returns P."""
         points = [thin_coordinates(part) for part in lonlat]
-        device = self.owners.device
         owners = torch.arange(len(points)).repeat_interleave(torch.tensor([len(part) for part in points]))
-        self.index = Coverage(len(owners)).hold(torch.cat(points)).to(device).train(self.training)
-        self.owners = owners.to(device)
+        self.allocate(len(owners), self.numbers)
+        self.index.hold(torch.cat(points))
+        self.owners.copy_(owners)
         return len(owners)
 
     def check(self, metadata: Tensor) -> None:
@@ -169,7 +183,7 @@ class DomainRelations(CoordinateEncoder):
             stated = metadata[:, 2]
             domain = torch.where(stated.isnan(), domain, stated.nan_to_num(nan=0.0).long())
         fixed = F.one_hot(domain, self.num_domains).to(self.scale.dtype)
-        numbers = torch.arange(self.num_domains, device=metadata.device)
+        numbers = torch.arange(self.num_domains, device=metadata.device) if self.numbers is None else self.numbers
         keys = self.keys(numbers.to(self.scale.dtype).unsqueeze(1))
         if self.queries is None:
             queries = keys[domain]
@@ -219,12 +233,38 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             sizes = (self.num_features, self.num_domains, num_classes)
             self.head = DomainHeads(*sizes, device=weight.device, dtype=weight.dtype).train(self.training)
 
-    def set_domains(self, lonlat: Sequence[Tensor]) -> None:
+    @torch.no_grad()
+    def renew_domains(self, before: Sequence[str], names: Sequence[str]) -> None:
+        """Gives a network with the domains `before` those of `names`, whose coordinates `set_domains` sets.
+
+        Heads and relations of domains are kept by name. New domains get new heads, and numbers that g has not learned.
+        """
+        relations, old_head = self.metadata_encoder.encoder, self.head
+        numbers = list(range(len(before))) if relations.numbers is None else relations.numbers.tolist()
+        kept = {column: before.index(name) for column, name in enumerate(names) if name in before}
+        unused = itertools.count(max(numbers) + 1)
+        numbers = [numbers[kept[column]] if column in kept else next(unused) for column in range(len(names))]
+        self.num_domains = relations.num_domains = len(names)
+        relations.out_features = self.metadata_encoder.out_features = 2 * len(names)
+        # Usual numbers are in no checkpoint
+        relations.allocate(0, None if numbers == list(range(len(names))) else torch.tensor(numbers))
+        self.reset_classifier(self.num_classes)
+        for key, value in self.head.named_parameters():
+            value[:, list(kept)] = old_head.get_parameter(key)[:, list(kept.values())]
+        update_model_args(self, num_domains=len(names), index_points=0)
+        new = [name for name in names if name not in before]
+        gone = [name for name in before if name not in names]
+        changes = f"new: {', '.join(new) or 'none'}; left out: {', '.join(gone) or 'none'}"
+        carried = ", ".join(names[column] for column in kept) or "none"
+        _logger.info(f"heads of domains, by name: kept: {carried}; {changes}")
+
+    def set_domains(self, lonlat: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
         """Makes the index that finds the domain of a place from the (N, 2) training coordinates of each domain."""
         if len(lonlat) != self.num_domains:
             remedy = f"the run has {len(lonlat)} training domains; give --model-kwargs num_domains={len(lonlat)}"
             raise ArgumentError.of("num_domains", self.num_domains, remedy)
-        update_model_args(self, index_points=self.metadata_encoder.encoder.set_domains(lonlat))
+        index_points = self.metadata_encoder.encoder.set_domains(lonlat)
+        update_model_args(self, index_points=index_points, domain_names=names and list(names))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, metadata: Tensor | None = None) -> Tensor:
         """Pools (B, N, D) features and weights the heads by the relations of the metadata, or None.
@@ -272,6 +312,8 @@ def _filter_fn(state_dict: dict[str, Tensor], model: DomainHeadsVisionTransforme
     for name, dims in (("head.weight", 2), ("head.bias", 1)):
         if name in loaded and loaded[name].ndim == dims:
             loaded[name] = torch.stack([loaded[name]] * model.num_domains, dim=1)
+    relations = model.metadata_encoder.encoder
+    relations.allocate(len(loaded[f"{_RELATIONS}owners"]), loaded.get(f"{_RELATIONS}numbers"))
     check_complete(loaded, model)
     return loaded
 
@@ -280,4 +322,6 @@ def _filter_fn(state_dict: dict[str, Tensor], model: DomainHeadsVisionTransforme
 def d3g_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> DomainHeadsVisionTransformer:
     """DeiT-Ti/16 with five heads, a baseline of moge_tiny. Options are those of `DomainHeadsVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
-    return create_moe_vit(DomainHeadsVisionTransformer, "d3g_tiny_patch16", pretrained, _filter_fn, **model_args)
+    model = create_moe_vit(DomainHeadsVisionTransformer, "d3g_tiny_patch16", pretrained, _filter_fn, **model_args)
+    update_model_args(model, index_points=len(model.metadata_encoder.encoder.owners))
+    return model

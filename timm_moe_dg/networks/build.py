@@ -42,6 +42,7 @@ _ORIGIN = ("tag", "hf_hub_id", "license", "origin_url", "paper_ids", "paper_name
 _FREE_OPTIONS = {
     *("img_size", "in_chans", "num_classes", "drop_rate", "drop_path_rate", "expert_drop", "expert_reinit"),
     *("expert_perturbation", "router_noise", "metadata_drop", "coverage_points", "coverage_radius", "seen_locations"),
+    *("index_points", "domain_names"),
 }
 _logger = logging.getLogger(__name__)
 Config: TypeAlias = dict[str, Any]  # content of timm's config.json
