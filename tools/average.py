@@ -46,11 +46,11 @@ from timm_moe_dg.networks.averages import (
     merge_experts,
     restricted_selection,
 )
-from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network
+from timm_moe_dg.networks.build import data_config, refuse_ensemble, save_network, sha256
 from timm_moe_dg.networks.trained import label_names, load_trained, takes_metadata
 from timm_moe_dg.protocols.options import SPLITTING, Arguments, DataOptions, ModelOptions, RunOptions
 from timm_moe_dg.protocols.records import Record
-from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, sha256, with_defaults
+from timm_moe_dg.protocols.run_identity import check_weights_files, read_arguments, with_defaults
 from timm_moe_dg.protocols.selection import summary, validation_score
 from timm_moe_dg.results.runs import FinishedRun, find_runs
 from timm_moe_dg.storage.run_folder import ARGUMENTS, DONE, RunFolder, run_arguments

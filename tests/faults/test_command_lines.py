@@ -87,6 +87,8 @@ def test_a_line_names_the_option_and_nothing_is_written(ending, before, data, be
 
 def test_weights_that_answer_nan_are_refused(ending, best, data, tmp_path):
     shutil.copytree(best, tmp_path / "best")
+    config = (tmp_path / "best" / "config.json").read_text()
+    (tmp_path / "best" / "config.json").write_text(config.replace("weights_sha256", "of_other_weights"))
     weights = load_file(tmp_path / "best" / "model.safetensors")
     weights["norm.weight"][0] = float("nan")
     save_file(weights, tmp_path / "best" / "model.safetensors")

@@ -77,6 +77,11 @@ def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog
     saved_run(tmp_path / "other", "gmoe_tiny_patch16", CLASSES)
     shutil.copy(tmp_path / "other" / "best" / "model.safetensors", tmp_path / "best")
     words = ["--model", str(tmp_path / "best"), str(calibrated / "images"), "--output", str(tmp_path / "p.csv")]
+    with pytest.raises(SystemExit, match=r"CheckpointError: .*best/model\.safetensors.*remove weights_sha256"):
+        predict(*words)
+    config = json.loads((tmp_path / "best" / "config.json").read_text())
+    del config["weights_sha256"]
+    (tmp_path / "best" / "config.json").write_text(json.dumps(config))
     predict(*words)
     assert "its calibration is of other weights or settings" in caplog.text
     assert {row["status"] for row in rows(tmp_path / "p.csv")} == {"ok", "unreadable"}

@@ -12,6 +12,7 @@ from timm.data import create_transform
 import timm_moe_dg  # noqa: F401 (registers the models)
 from timm_moe_dg.data import evaluation_transform
 from timm_moe_dg.errors import ArgumentError, CheckpointError
+from timm_moe_dg.networks.averages import load_predictor
 from timm_moe_dg.networks.build import (
     build_network,
     data_config,
@@ -20,6 +21,7 @@ from timm_moe_dg.networks.build import (
     save_network,
     saved_config,
 )
+from timm_moe_dg.networks.trained import load_trained
 
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3}
 MIXTURE = {**SMALL, "moe_layers": (1,), "num_experts": 3}
@@ -282,3 +284,41 @@ def test_a_mixture_without_bias_starts_a_router_that_has_one(
     weights = first.state_dict()
     assert all(torch.equal(value, weights[key]) for key, value in again.state_dict().items() if key not in buffers)
     assert sum(all(key in message for key in buffers) for message in caplog.messages) == 1
+
+
+def damaged(folder):
+    """Flips a bit of the last weight."""
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-2] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda folder: build_network(f"local-dir:{folder}", None, pretrained=True),
+        lambda folder: build_network(f"local-dir:{folder}", 3, pretrained=True),
+        lambda folder: build_network(
+            DENSE, 3, initial_checkpoint=folder / "model.safetensors", img_size=32, model_kwargs=SMALL
+        ),
+        lambda folder: build_network(
+            "gmoe", 3, pretrained=True, model_kwargs={"backbone": f"local-dir:{folder}", "moe_layers": (1,)}
+        ),
+        lambda folder: load_trained(f"local-dir:{folder}"),
+        lambda folder: load_predictor(f"local-dir:{folder.parent}"),  # an ensemble
+    ],
+)
+def test_weights_that_changed_after_they_were_saved_are_refused(start, dense, tmp_path):
+    folder = tmp_path / "0"
+    save_network(dense, folder, [str(index) for index in range(10)], data_config(dense, 32))
+    start(folder)
+    build_network(f"local-dir:{folder}", 3)  # without its weights
+    damaged(folder)
+    with pytest.raises(CheckpointError) as caught:
+        start(folder)
+    assert str(folder / "model.safetensors") in str(caught.value)
+    assert "weights_sha256" in str(caught.value)
+    config = read_config(folder / "config.json")
+    del config["weights_sha256"]  # as in folders of earlier versions, or on purpose
+    (folder / "config.json").write_text(json.dumps(config))
+    start(folder)

@@ -9,6 +9,7 @@ import timm_moe_dg
 from tests.invented import make_record
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, FormatError
+from timm_moe_dg.networks.build import sha256
 from timm_moe_dg.protocols.options import DEFAULTS, NO_EFFECT_ON_RESULTS
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import (
@@ -24,7 +25,6 @@ from timm_moe_dg.protocols.run_identity import (
     read_arguments,
     read_repeatable,
     settings,
-    sha256,
     stamp,
     weights_files,
 )

@@ -19,7 +19,7 @@ from ..cli.arguments import option_words
 from ..cli.text import code, markdown, one_line
 from ..data.readers.folders import is_hidden
 from ..errors import ArgumentError, CheckpointError
-from ..networks.build import CONFIG, DataConfig, read_config, refuse_ensemble, save_network
+from ..networks.build import CONFIG, WEIGHTS, DataConfig, read_config, refuse_ensemble, save_network
 from ..networks.calibration import CALIBRATION
 from ..networks.trained import label_names, load_trained
 from ..protocols.options import Arguments
@@ -27,7 +27,6 @@ from ..protocols.records import Record, read_records
 from ..protocols.run_identity import changed_options
 from ..protocols.selection import training_domain_validation
 
-WEIGHTS = "model.safetensors"
 FIGURES = "figures"  # where tools/visualize.py draws by default
 _SATCLIP = "satclip:"
 

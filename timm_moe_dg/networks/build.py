@@ -1,5 +1,6 @@
 """Building of networks with starting weights, and saving to folders that timm loads."""
 
+import hashlib
 import json
 import logging
 import os
@@ -33,7 +34,7 @@ from ..layers.compat import download_from_hf
 from ..layers.text_head import layer_names
 from .bands import bands_of, in_chans_of, place_kernels, take_bands
 
-CONFIG = "config.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 UNUSED = "unused_"  # start of the names of logits that no class has
 DROP_PATH = 0.1  # as in the papers' fine-tuning of vision transformers
 _WITHOUT_DROP_PATH = ("resnet", "resnetv2")  # timm's modules of networks that papers fine-tune without it
@@ -104,6 +105,8 @@ def build_network(
         own = saved_config(name)
         own_bands, is_physical = own.get("bands"), bool(own.get("physical_values"))
         start_config = saved_config(name, initial_checkpoint)
+        if loads:
+            _check_digest(source, initial_checkpoint)
         saved_bands = start_config.get("bands")
         options = resolve_model_input_args(source, {"img_size": img_size}, pretrained_cfg_overlay=overlay, **kwargs)
         # Built with the classes of the weights, so that timm loads strictly; the new classifier comes afterwards
@@ -249,7 +252,7 @@ def _show_contiguous(network: nn.Module, state: dict[str, object], *_: object) -
 
 
 def save_network(network: nn.Module, folder: Path, classes: Sequence[str], config: DataConfig) -> None:
-    """Writes config.json with class names, bands, preprocessing and MoGE's expert mode, and model.safetensors.
+    """Writes model.safetensors, and config.json with its digest, class names, bands, preprocessing and expert mode.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` loads the folder, which is created if needed. The network
     is not wrapped. The classes are in the order of the logits, and the preprocessing is that of `data_config`. Logits
@@ -270,7 +273,18 @@ def save_network(network: nn.Module, folder: Path, classes: Sequence[str], confi
     )
     saved = json.loads((folder / CONFIG).read_text())
     del saved["model_args"]["num_classes"]  # transformers' TimmWrapper fails on a second one beside the top level's
+    saved["weights_sha256"] = sha256(folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(saved, indent=2))
+
+
+def sha256(*files: Path) -> str:
+    """Returns the SHA-256 of the contents of files, one after the other, hexadecimal."""
+    digest = hashlib.sha256()
+    for file in files:
+        check_regular_file(file)
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest()
 
 
 def read_config(path: Path) -> Config:
@@ -412,6 +426,15 @@ def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[s
         _logger.info(f"initial_checkpoint={str(path)!r}: {prefix!r} is left out of the names of all weights")
         return overlay | {"state_dict": {key.removeprefix(prefix): weights[key] for key in weights}}, channels, ""
     return overlay, channels, f". All names begin with {prefix!r}" if prefix else ""
+
+
+def _check_digest(source: str, checkpoint: str | os.PathLike[str] | None) -> None:
+    """Refuses weights in a folder on this machine that are not those that its config.json was written with."""
+    path = Path(checkpoint or Path(source.removeprefix("local-dir:"), WEIGHTS))
+    expected = saved_config(source, checkpoint).get("weights_sha256") if path.is_file() else None
+    if path.name == WEIGHTS and expected and sha256(path) != expected:
+        remedy = f"restore the file, or remove weights_sha256 from {CONFIG} beside it to use it as it is"
+        raise CheckpointError(f"{str(path)!r}: was damaged or changed after the network was saved; {remedy}")
 
 
 def _weights_of(weights: Mapping[str, Tensor], layers: str | Sequence[str] | None) -> list[Tensor]:

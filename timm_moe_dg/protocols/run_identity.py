@@ -3,7 +3,6 @@
 Settings in effect are the values that a run spells out, and the defaults of its data set, method and model.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -24,11 +23,11 @@ from ..cli.values import LOCAL, TEXT
 from ..data import BENCHMARKS, Benchmark
 from ..data.bands import band_settings
 from ..data.inspection import difference, is_fingerprint
-from ..errors import ArgumentError, FormatError, MoeLayersError, check_regular_file
+from ..errors import ArgumentError, FormatError, MoeLayersError
 from ..layers import RoutedMlp
 from ..layers.compat import BatchNorm
 from ..models.gmoe import resolve_moe_layers
-from ..networks.build import default_drop_path
+from ..networks.build import default_drop_path, sha256
 from .options import (
     DEFAULTS,
     FILLED_IN,
@@ -297,16 +296,6 @@ def measured_settings(args: Arguments) -> dict[str, object]:
 def launched_processes(environment: Mapping[str, str]) -> int | None:
     """Returns the number of processes that a launcher announces; None without one."""
     return next((int(environment[name]) for name in _WORLD_SIZES if name in environment), None)
-
-
-def sha256(*files: Path) -> str:
-    """Returns the SHA-256 of the contents of files, one after the other, hexadecimal."""
-    digest = hashlib.sha256()
-    for file in files:
-        check_regular_file(file)
-        with file.open("rb") as content:
-            hashlib.file_digest(content, lambda: digest)
-    return digest.hexdigest()
 
 
 def in_effect(args: Arguments, *, drawn: bool = False) -> dict[str, object]:
