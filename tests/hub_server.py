@@ -106,6 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.hub.requests.append(f"{self.command} {self.path}")
         path = unquote(urlsplit(self.path).path).strip("/").replace("api/spaces/", "api/models/space:")
+        path = re.sub("^spaces/", "space:", path)
         for method, pattern, handle in _ROUTES:
             match = re.fullmatch(pattern, path)
             if match and self.command in method:
@@ -188,7 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
         commit = repository.at(revision or "main")
         if commit is None:
             return self._send(404, {"X-Error-Code": "RevisionNotFound"})
-        siblings = [{"rfilename": path} for path in commit.files]
+        siblings: list[dict[str, Any]] = [{"rfilename": path} for path in commit.files]
+        for file in siblings:
+            if file["rfilename"].endswith(".safetensors"):
+                content = commit.files[file["rfilename"]]
+                digest = hashlib.sha256(content).hexdigest()
+                file["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 1}
         return self._json({"id": name, "sha": commit.sha, "private": repository.private, "siblings": siblings})
 
     def branch(self, name: str, branch: str) -> None:
@@ -197,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None or not self._may_write():
             return None
         exists = branch in repository.branches
-        repository.branches.setdefault(branch, repository.branches["main"][:1])
+        repository.branches.setdefault(branch, repository.branches["main"][-1:])
         return self._json({}, 409 if exists else 200)
 
     def preupload(self, name: str, revision: str) -> None:

@@ -23,7 +23,7 @@ from timm_moe_dg.cli.values import key_value, model_source, positive_int, run_fo
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, hub_link, load_folder, published_source
-from timm_moe_dg.hub.push import push_folder, push_space, write_space
+from timm_moe_dg.hub.push import push_folder, push_space, write_checksums, write_space
 from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import replaced, save_calibration
@@ -57,7 +57,7 @@ def build_parser() -> ToolParser:
     add = group.add_argument
     add("--repo-id", required=True, metavar="OWNER/NAME", help="repository, created if needed")
     add("--private", action="store_true", help="create a private repository")
-    add("--replace-model", action="store_true", help="replace another architecture or other classes in the repository")
+    add("--replace-model", action="store_true", help="replace another architecture, other classes or edited files")
     report = "also publish the run's report.html, which shows some of its images"
     add("--with-report", action="store_true", help=report)
     space = "also publish a Space of this name, a page on which people try the model"
@@ -106,6 +106,7 @@ def prepare(args: argparse.Namespace) -> Path:
         origin = fill(folder, args)
         network = load_folder(args.run / "best" if args.run else folder)
         write_card(folder, network, args.repo_id, origin, CARDS, args.license)
+        write_checksums(folder)
     return target
 
 

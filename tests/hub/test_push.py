@@ -7,16 +7,18 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from tests.hub.published import CARDS, REPOSITORY, fine_tuned, write_run
-from tests.hub_server import TOKEN
+from tests.hub_server import TOKEN, Commit
+from tests.models.cases import randomize
 from timm_moe_dg.errors import ArgumentError, HubError
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
-from timm_moe_dg.hub.push import push_folder
+from timm_moe_dg.hub.push import push_folder, push_space, write_checksums, write_space
 
 
 def prepared(folder, network=None, repo_id=REPOSITORY):
     fill_from_network(folder, fine_tuned() if network is None else network)
     write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
+    write_checksums(folder)
     return folder
 
 
@@ -37,7 +39,7 @@ def test_everything_arrives_in_one_commit_and_a_second_upload_sends_nothing(hub,
     assert hub.commits(REPOSITORY) == ["Add gmoe_tiny_patch16"]
     files = hub.repositories[REPOSITORY].at("main").files
     assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(files) == {"README.md", "config.json", "model.safetensors"}
+    assert set(files) == {"README.md", "SHA256SUMS", "config.json", "model.safetensors"}
     assert push_folder(folder, REPOSITORY).oid == first.oid
     assert len(hub.commits(REPOSITORY)) == 1
 
@@ -75,7 +77,7 @@ def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(h
         push_folder(folder, REPOSITORY)
     hub.drop = lambda request: False
     push_folder(folder, REPOSITORY)
-    assert len(hub.repositories[REPOSITORY].at("main").files) == 3
+    assert len(hub.repositories[REPOSITORY].at("main").files) == 4
 
 
 def test_branches_and_pull_requests_leave_main_alone(hub, folder):
@@ -159,3 +161,93 @@ def test_without_a_connection_the_error_says_where_it_tried(folder, monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="OfflineModeIsEnabled"):
         push_folder(folder, REPOSITORY)
+
+
+def edit(hub, name, content, repository=REPOSITORY):
+    """Changes a file on the Hub, as its page does."""
+    commits = hub.repositories[repository].branches["main"]
+    commits.append(Commit(f"{len(commits):040}", {**commits[-1].files, name: content}, f"Update {name}", (name,)))
+
+
+def trained_further(folder):
+    """Changes the weights and the card."""
+    shutil.rmtree(folder)
+    prepared(folder, randomize(fine_tuned(), seed=5))
+    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore steps.\n")
+    write_checksums(folder)
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"revision": "next"}, {"create_pr": True}, {"revision": "main"}])
+def test_a_card_that_was_edited_on_the_hub_is_kept_until_it_is_deleted(options, hub, folder, copy, caplog):
+    push_folder(folder, REPOSITORY)
+    card = (folder / "README.md").read_bytes().replace(b"license: unknown", b"license: mit") + b"\nNot for hunting.\n"
+    edit(hub, "README.md", card)
+    for number in (1, 2):  # the second one finds what the first one wrote
+        later = trained_further(copy)
+        push_folder(later, REPOSITORY, **options)
+        branch = f"refs/pr/{number}" if "create_pr" in options else options.get("revision") or "main"
+        files = hub.repositories[REPOSITORY].at(branch).files
+        assert files["README.md"] == card
+        assert files["model.safetensors"] == (later / "model.safetensors").read_bytes()
+    assert caplog.text.count("keeps README.md") == 2
+    del hub.repositories[REPOSITORY].branches["main"][-1].files["README.md"]
+    push_folder(later, REPOSITORY)
+    assert hub.repositories[REPOSITORY].at("main").files["README.md"] == (later / "README.md").read_bytes()
+
+
+def test_a_card_that_nobody_edited_is_replaced(hub, folder, copy, caplog):
+    push_folder(folder, REPOSITORY)
+    push_folder(trained_further(copy), REPOSITORY)
+    files = hub.repositories[REPOSITORY].at("main").files
+    assert files == {path.name: path.read_bytes() for path in copy.iterdir()}
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "results.jsonl", "figures/routing.png"])
+@pytest.mark.parametrize("was_pushed", [False, True])
+def test_other_files_that_somebody_wrote_or_edited_are_not_replaced_unasked(name, was_pushed, hub, folder, copy):
+    push_folder(folder, REPOSITORY)
+    for file in ("results.jsonl", "figures/routing.png"):
+        (copy / file).parent.mkdir(exist_ok=True)
+        (copy / file).write_text(f"by the run: {file}")
+    write_checksums(copy)
+    if was_pushed:
+        push_folder(copy, REPOSITORY)
+    files = hub.repositories[REPOSITORY].at("main").files
+    edit(hub, name, files.get(name, b"mine") + b" ")
+    later = shutil.copytree(copy, copy.with_name("later"))
+    (later / "config.json").write_text((later / "config.json").read_text() + "\n")
+    count = len(hub.commits(REPOSITORY))
+    with pytest.raises(ArgumentError, match=rf"^repo_id='{REPOSITORY}': {name} there .*--replace-model"):
+        push_folder(later, REPOSITORY)
+    assert len(hub.commits(REPOSITORY)) == count
+    push_folder(later, REPOSITORY, replace_model=True)
+    assert hub.repositories[REPOSITORY].at("main").files[name] == (later / name).read_bytes()
+
+
+def test_a_model_that_another_program_published_is_not_replaced_unasked(hub, folder, copy, caplog):
+    push_folder(folder, REPOSITORY)
+    del hub.repositories[REPOSITORY].branches["main"][-1].files["SHA256SUMS"]  # as earlier versions
+    push_folder(folder, REPOSITORY)  # nothing would change
+    del hub.repositories[REPOSITORY].branches["main"][-1].files["SHA256SUMS"]
+    with pytest.raises(ArgumentError, match=r"model\.safetensors there"):
+        push_folder(trained_further(copy), REPOSITORY)
+    push_folder(copy, REPOSITORY, replace_model=True)
+    assert "keeps README.md" in caplog.text
+
+
+def test_files_of_a_space_that_were_edited_are_kept(hub, folder, tmp_path, caplog):
+    shutil.copytree(folder, tmp_path / "model")
+    space = write_space(tmp_path / "model", REPOSITORY)
+    push_space(space, REPOSITORY)
+    edit(hub, "requirements.txt", b"timm_moe_dg @ git+https://host/mine\n", f"space:{REPOSITORY}")
+    for _ in range(2):
+        (space / "requirements.txt").write_text("timm_moe_dg[demo]==9\n")
+        (space / "app.py").write_text("newer")
+        write_checksums(space)
+        push_space(space, REPOSITORY)
+    files = hub.repositories[f"space:{REPOSITORY}"].at("main").files
+    assert files["requirements.txt"] == b"timm_moe_dg @ git+https://host/mine\n"
+    assert files["app.py"] == b"newer"
+    assert "keeps requirements.txt" in caplog.text
