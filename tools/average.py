@@ -270,14 +270,6 @@ def select(averages: Averages) -> list[int]:
     return restricted_selection(alone, correct)
 
 
-def start_of(plan: RunPlan) -> Mapping[str, Tensor]:
-    """Returns the starting weights of a run."""
-    set_seed(plan.options.seed)
-    network = prepare_network(plan)
-    cover_training_coordinates(network, plan)
-    return network.state_dict()
-
-
 def write_average(averages: Averages, path: Path, method: str) -> None:
     """Writes the average of all runs, or of those that DiWA selects."""
     members = list(range(len(averages.runs)))
@@ -298,12 +290,14 @@ def write_between(averages: Averages, output: Path, method: str, alphas: Sequenc
     methods = {alpha: f"{method} --alpha {alpha:g}" for alpha in alphas}
     # All are checked before the first is written
     folders = {alpha: open_folder(path, averages.arguments([0], methods[alpha], path)) for alpha, path in paths.items()}
-    start = start_of(averages.plan)
+    set_seed(averages.plan.options.seed)
+    start = prepare_network(averages.plan)
+    cover_training_coordinates(start, averages.plan)
     for alpha, folder in folders.items():
         if folder is None:
             print(f"{paths[alpha]}: finished before")
             continue
-        network = averages.filled(mean_weights([start, averages.weights[0]], [1 - alpha, alpha]))
+        network = averages.filled(mean_weights([start.state_dict(), averages.weights[0]], [1 - alpha, alpha]))
         averages.write(network, averages.measure(network, [0]), folder)
 
 

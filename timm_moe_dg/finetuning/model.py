@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.scheduler.scheduler import Scheduler
@@ -32,7 +31,6 @@ from ..layers.compat import BatchNorm
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
 from ..layers.experts import StackedExperts
 from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
-from ..models import DomainHeadsVisionTransformer
 from ..models.text_head import use_text_head
 from ..networks.build import (
     DataConfig,
@@ -45,7 +43,7 @@ from ..networks.build import (
     saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
-from ..networks.trained import renew_classifier, saved_classes, takes_metadata
+from ..networks.trained import renew_classifier, saved_classes, takes_metadata, unknown_metadata
 from ..protocols.options import RunOptions
 from ..protocols.run_identity import model_defaults
 from ..storage.run_folder import run_arguments
@@ -152,7 +150,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     source = options.model if options.pretrained else ""
     names = () if options.head else saved_classes(source, options.initial_checkpoint)
     heads = saved_domains(plan)
-    network = build_network(
+    network: Network = build_network(
         options.model,
         None if options.head or names else options.num_classes,
         pretrained=options.pretrained,
@@ -170,7 +168,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     )
     if names:
         renew_classifier(network, names, plan.classes, options.num_classes)
-    if heads and isinstance(network, DomainHeadsVisionTransformer):
+    if heads:
         network.renew_domains(heads, [plan.names[position] for position in plan.training])
     if options.head:
         use_text_head(network, options.head.removeprefix(TEXT), plan.classes)
@@ -202,13 +200,13 @@ def saved_domains(plan: RunPlan) -> list[str]:
     saved = saved_config(options.model if options.pretrained else "", file).get("model_args", {})
     target = saved_config(options.model).get("model_args") or model_defaults(options.model)
     given = options.model_kwargs.get("num_domains", len(plan.training))
-    if "num_domains" not in saved or "num_domains" not in target or given != len(plan.training):
+    if "num_domains" not in saved.keys() & target.keys() or given != len(plan.training):
         return []
-    names = list(saved.get("domain_names") or ())
+    names = saved.get("domain_names")
     if not names:
         run = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else options.model)
-        tables, held_out = run.get("domain_digests", ()), run.get("test_domains", ())
-        names = [table["name"] for position, table in enumerate(tables) if position not in held_out]
+        tables = enumerate(run.get("domain_digests", ()))
+        names = [table["name"] for position, table in tables if position not in run.get("test_domains", ())]
     if len(names) == saved["num_domains"]:
         return names
     _logger.warning("the weights to start from name no domains: heads are carried by their number")
@@ -229,7 +227,7 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
     has_modes = hasattr(network, "set_expert_mode")
     if options.expert_mode != "routed" or not hasattr(network, "metadata_encoder"):
         return
-    if not (takes and any(map(_any_known, plan.training_rows("metadata")))):
+    if not takes or all(unknown_metadata(rows, ("any",)).all() for rows in plan.training_rows("metadata")):
         shared = ", or --expert-mode shared to train the shared expert alone" if has_modes else ""
         ids = any(isinstance(module, LocationIdEmbedding) for module in network.modules())
         reads, dataset = ("location ids", "iWildCam") if ids else ("places", "place_folder")
@@ -246,11 +244,6 @@ def check_metadata(network: Network, plan: RunPlan) -> None:
 
 def _starts_from_random_weights(options: RunOptions) -> bool:
     return not (options.pretrained or options.initial_checkpoint or ":" in options.model)
-
-
-def _any_known(metadata: np.ndarray) -> bool:
-    """Whether any row is known: numbers that are not NaN, or an id that is not negative."""
-    return bool((~np.isnan(metadata) if metadata.dtype.kind == "f" else metadata >= 0).any())
 
 
 def set_expert_mode(network: Network, options: RunOptions) -> None:

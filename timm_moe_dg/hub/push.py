@@ -1,20 +1,13 @@
 """Uploads of a folder to a Hub repository in one commit, and of the Space on which people try the model."""
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, SpaceCardData, constants
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
 from .. import __version__
 from ..errors import ArgumentError, HubError, MoeDgError
@@ -38,8 +31,8 @@ def push_folder(
     """Uploads every file of a folder with config.json and README.md, and returns the repository's latest commit.
 
     The repository OWNER/NAME and the branch, None for main, are created if needed. Files that the repository has are
-    skipped, and a card that was edited there is kept. With `create_pr` the branch is not changed and a pull request is
-    opened. `replace_model` allows a repository with another architecture, other classes or other edited files.
+    skipped, and an edited card is kept. With `create_pr` the branch is not changed and a pull request is opened.
+    `replace_model` allows a repository with another architecture, other classes or edited files.
 
     Raises:
         ArgumentError: The repository holds another model or edited files, or is public although `private` is True.
@@ -55,10 +48,10 @@ def push_folder(
             raise ArgumentError.of("repo_id", repo_id, remedy)
         if exists and not replace_model:
             _check_same_model(api, folder, repo_id, revision)
-        edited = _edited_files(api, folder, repo_id, revision=revision) if exists else set()
-        if edited - {CARD} and not replace_model:
-            remedy = f"{', '.join(sorted(edited - {CARD}))} there were edited, or not written by this command; delete "
-            raise ArgumentError.of("repo_id", repo_id, f"{remedy}them on the Hub, or give --replace-model")
+        edited = _edited(api, folder, repo_id, revision) if exists else set()
+        if not replace_model and (others := sorted(edited - {CARD})):
+            remedy = "was edited there, or written by something else; delete it there, or give --replace-model"
+            raise ArgumentError.of("repo_id", repo_id, f"{', '.join(others)} {remedy}")
         # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     operations = _additions(folder, repo_id, edited & {CARD})
@@ -82,61 +75,49 @@ def push_folder(
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes SHA256SUMS, as the program sha256sum does, by which a later upload finds the files that others edited."""
-    lines = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in _files(folder)]
+    """Writes SHA256SUMS, by which a later upload finds the files that others edited."""
+    lines = [f"{sha256(path)}  {name}\n" for name, path in _contents(folder).items()]
     (folder / SUMS).write_text("".join(lines))
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _contents(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _edited_files(api: HfApi, folder: Path, repo_id: str, **where: str | None) -> set[str]:
-    """Finds files of a repository that no upload wrote as they are, and that the folder would replace."""
-    try:
-        siblings = api.repo_info(repo_id, files_metadata=True, **where).siblings or ()
-    except RevisionNotFoundError:  # a new branch starts as main
-        return _edited_files(api, folder, repo_id)
-    written: dict[str, str] = {}
-    if any(file.rfilename == SUMS for file in siblings):
-        text = Path(api.hf_hub_download(repo_id, SUMS, **where)).read_text(errors="replace")
-        written = {name: digest for digest, name in re.findall(r"^(\w{64})  (.+)$", text, re.MULTILINE)}
+def _edited(api: HfApi, folder: Path, repo_id: str, revision: str | None = None, repo_type: str = "model") -> set[str]:
+    """Finds files that the folder would replace in a repository, and that no upload wrote as they are there."""
+    if revision and not api.revision_exists(repo_id, revision):
+        revision = None  # a new branch starts as main
+    where: dict[str, Any] = {"revision": revision, "repo_type": repo_type}
+    info: Any = api.repo_info(repo_id, files_metadata=True, **where)
+    there = {file.rfilename: file for file in info.siblings or ()}
+    sums = Path(api.hf_hub_download(repo_id, SUMS, **where)).read_text(errors="replace") if SUMS in there else ""
+    contents = _contents(folder)
     edited = set()
-    for file in siblings:
-        name, path = file.rfilename, folder / file.rfilename
-        if name != SUMS and path.is_file():
-            stored = file.lfs.sha256 if file.lfs else sha256(Path(api.hf_hub_download(repo_id, name, **where)))
-            if stored not in (written.get(name), sha256(path)):
-                edited.add(name)
+    for name in (contents.keys() & there.keys()) - {SUMS}:
+        stored = there[name].lfs
+        digest = stored.sha256 if stored else sha256(Path(api.hf_hub_download(repo_id, name, **where)))
+        if digest != sha256(contents[name]) and f"{digest}  {name}" not in sums.splitlines():
+            edited.add(name)
     return edited
 
 
 def _additions(folder: Path, repo_id: str, kept: set[str]) -> list[CommitOperationAdd]:
-    """Lists the files of a folder to send, without those that stay as they are on the Hub, which are logged."""
-    if kept:
-        remedy = "delete them on the Hub to have them written again"
-        _logger.warning(f"repo_id={repo_id!r}: keeps {', '.join(sorted(kept))} as edited there; {remedy}")
-    names = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
-    return [CommitOperationAdd(name, path) for name, path in names.items() if name not in kept]
+    """Lists the files to send, and logs those that stay as they were edited on the Hub."""
+    for name in sorted(kept):
+        _logger.warning(f"repo_id={repo_id!r}: keeps {name} as edited there; delete it there to have it written again")
+    return [CommitOperationAdd(name, path) for name, path in _contents(folder).items() if name not in kept]
 
 
 def _check_same_model(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> None:
-    try:
-        theirs = _read_model(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)).parent)
-    except LocalEntryNotFoundError:  # a subclass of EntryNotFoundError, but raised for a broken connection
-        raise
-    except (EntryNotFoundError, RevisionNotFoundError):
+    if not api.file_exists(repo_id, CONFIG, revision=revision):
         return
-    ours = _read_model(folder)
-    different = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    ours, theirs = map(read_config, (folder / CONFIG, Path(api.hf_hub_download(repo_id, CONFIG, revision=revision))))
+    pairs = {name: (theirs.get(name), ours.get(name)) for name in ("architecture", "num_classes", "label_names")}
+    different = [f"{name} {pair[0]}, not {pair[1]}" for name, pair in pairs.items() if pair[0] != pair[1]]
     if different:
         remedy = f"holds another model ({'; '.join(different)}); give another repository, or --replace-model"
         raise ArgumentError.of("repo_id", repo_id, remedy)
-
-
-def _read_model(folder: Path) -> dict[str, object]:
-    table = read_config(folder / CONFIG)
-    return {name: table.get(name) for name in ("architecture", "num_classes", "label_names")}
 
 
 @contextmanager
@@ -184,6 +165,5 @@ def push_space(folder: Path, repo_id: str, *, private: bool = False) -> CommitIn
         space: dict[str, Any] = {"repo_type": "space", "space_sdk": "gradio"}
         exists = api.repo_exists(repo_id, repo_type="space")
         api.create_repo(repo_id, private=private or None, exist_ok=True, **space)
-        kept = _edited_files(api, folder, repo_id, repo_type="space") if exists else set()
-        operations = _additions(folder, repo_id, kept)
+        operations = _additions(folder, repo_id, _edited(api, folder, repo_id, repo_type="space") if exists else set())
         return api.create_commit(repo_id, operations, commit_message="Add the page of the model", repo_type="space")

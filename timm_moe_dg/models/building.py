@@ -88,10 +88,10 @@ def upcycle_filter_fn(state_dict: dict[str, Tensor], model: VisionTransformer) -
 
 def start_router_state(loaded: dict[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
     """Adds the routers' biases and thresholds that a checkpoint lacks, with their initial values, in place."""
-    missing = [key for key in model_state if key.rpartition(".")[2] in Router.expert_state and key not in loaded]
-    for key in missing:
-        # By their names, since a model on the meta device has no values
-        loaded[key] = torch.full(model_state[key].shape, Router.expert_state[key.rpartition(".")[2]])
+    names = {key: key.rpartition(".")[2] for key in model_state.keys() - loaded.keys()}
+    missing = sorted(key for key, name in names.items() if name in Router.expert_state)
+    # By their names, since a model on the meta device has no values
+    loaded |= {key: torch.full(model_state[key].shape, Router.expert_state[names[key]]) for key in missing}
     if missing:
         _logger.info(f"The checkpoint lacks {', '.join(missing)}: they start at their initial values.")
 
@@ -164,8 +164,8 @@ def check_complete(loaded: dict[str, Tensor], model: Any) -> None:
 
 def _report(cfg: Mapping[str, Any], upcycled: list[RoutedMlp]) -> None:
     """Logs where the experts come from."""
-    given = "the given state dict" if cfg.get("state_dict") else None
-    source = cfg.get("file") or given or cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
+    given = "the given state dict" if cfg.get("state_dict") else cfg.get("hf_hub_id") or cfg.get("url") or "checkpoint"
+    source = cfg.get("file") or given
     if not upcycled:
         _logger.info(f"Loaded a mixture-of-experts checkpoint from {source}: no expert upcycled.")
         return

@@ -252,11 +252,8 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         for key, value in self.head.named_parameters():
             value[:, list(kept)] = old_head.get_parameter(key)[:, list(kept.values())]
         update_model_args(self, num_domains=len(names), index_points=0)
-        new = [name for name in names if name not in before]
-        gone = [name for name in before if name not in names]
-        changes = f"new: {', '.join(new) or 'none'}; left out: {', '.join(gone) or 'none'}"
-        carried = ", ".join(names[column] for column in kept) or "none"
-        _logger.info(f"heads of domains, by name: kept: {carried}; {changes}")
+        carried, new = (", ".join(name for name in names if (name in before) is known) for known in (True, False))
+        _logger.info(f"heads of domains that are kept, by name: {carried or 'none'}; new: {new or 'none'}")
 
     def set_domains(self, lonlat: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
         """Makes the index that finds the domain of a place from the (N, 2) training coordinates of each domain."""

@@ -25,6 +25,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
+from ..cli.values import fits
 from ..data.bands import RGB, Bands, band_names
 from ..data.domains import Domain
 from ..data.inspection import deep_share, warn_if_far, warn_of_far_values
@@ -96,9 +97,7 @@ def build_network(
     if isinstance(kwargs.get("backbone"), str) and parse_model_name(name)[0] is None:
         source = str(kwargs["backbone"])
         check_name(source)
-    overlay, channels, note = None, None, ""
-    if initial_checkpoint:
-        overlay, channels, note = _checkpoint_overlay(source, initial_checkpoint)
+    overlay, channels, note = _checkpoint_overlay(source, initial_checkpoint) if initial_checkpoint else (None, 0, "")
     loads = pretrained or overlay is not None
     try:
         # Also names a damaged field, where timm would fail far from the file
@@ -309,8 +308,8 @@ def read_config(path: Path) -> Config:
         "physical_values": (config.get("physical_values") in (None, True, False), "true or false"),
         "expert_mode": (config.get("expert_mode") in (None, "routed", "shared"), "'routed' or 'shared'"),
     }
-    for name, (fits, expected) in checks.items():
-        if not fits:
+    for name, (is_valid, expected) in checks.items():
+        if not is_valid:
             raise _damaged(path, f"{name}={config.get(name)!r:.80}: must be {expected}")
     return {"pretrained_cfg": {}, **config}
 
@@ -355,14 +354,13 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
 def _is_preprocessing(settings: object) -> bool:
     if not isinstance(settings, dict):
         return False
-    lists = [settings[name] for name in ("mean", "std", "input_size") if settings.get(name) is not None]
-    return all(isinstance(numbers, list) and all(isinstance(n, int | float) for n in numbers) for numbers in lists)
+    return all(fits(settings.get(name) or [], [int | float]) for name in ("mean", "std", "input_size"))
 
 
 def _are_names(names: object) -> bool:
     if isinstance(names, dict):
         return all(position.isdecimal() for position in names) and _are_names(list(names.values()))
-    return names is None or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))
+    return names is None or fits(names, [str | int])
 
 
 def _are_bands(names: object) -> bool:
@@ -403,10 +401,7 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
 
 
 def _checkpoint_overlay(name: str, path: str | os.PathLike[str]) -> tuple[dict[str, object], int, str]:
-    """Points a model's configuration at a file with this number of classes.
-
-    Returns the file's channels too, and a remark for errors if all names of its weights begin alike.
-    """
+    """Points a model's configuration at a file. Returns the file's channels too, and a remark for errors, or ""."""
     try:
         check_regular_file(path)
         weights = load_state_dict(str(path))
