@@ -45,7 +45,6 @@ from ..networks.build import (
 from ..networks.freeze import FREEZABLE, freeze_batch_norm
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata, unknown_metadata
 from ..protocols.options import RunOptions
-from ..protocols.run_identity import model_defaults
 from ..storage.run_folder import run_arguments
 from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
@@ -197,10 +196,10 @@ def saved_domains(plan: RunPlan) -> list[str]:
     Their names are in config.json, or follow from args.yaml in runs of earlier versions.
     """
     options, file = plan.options, plan.options.initial_checkpoint
-    saved = saved_config(options.model if options.pretrained else "", file).get("model_args", {})
-    target = saved_config(options.model).get("model_args") or model_defaults(options.model)
-    given = options.model_kwargs.get("num_domains", len(plan.training))
-    if "num_domains" not in saved.keys() & target.keys() or given != len(plan.training):
+    config = saved_config(options.model if options.pretrained else "", file)
+    saved, given = config.get("model_args", {}), options.model_kwargs.get("num_domains", len(plan.training))
+    target = saved_config(options.model).get("architecture") or options.model.partition(".")[0]
+    if "num_domains" not in saved or config["architecture"] != target or given != len(plan.training):
         return []
     names = saved.get("domain_names")
     if not names:

@@ -56,24 +56,19 @@ class DomainHeadOptions:
 
 
 class DomainHeads(OwnParameters):
-    """One linear classifier for each training domain, on the same features (D3G, section 3.1)."""
+    """One linear classifier for each training domain, on the same features (D3G, section 3.1).
+
+    Further arguments are the device and the dtype.
+    """
 
     undecayed = ("bias",)
     stacked = MappingProxyType({"weight": 1, "bias": 1})
 
-    def __init__(
-        self,
-        in_features: int,
-        num_domains: int,
-        num_classes: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, num_domains: int, num_classes: int, **dd: Any) -> None:
         super().__init__()
         # Classes come first, because timm reads their number from a classifier's first axis
-        self.weight = nn.Parameter(torch.empty(num_classes, num_domains, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(num_classes, num_domains, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(num_classes, num_domains, in_features, **dd))
+        self.bias = nn.Parameter(torch.empty(num_classes, num_domains, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
