@@ -394,6 +394,7 @@ USER = {
     "timm_moe_dg.finetune(dataset='a', test_domains=['b', 3], model_kwargs={'depth': 2}, imports=['c'])": True,
     "timm_moe_dg.finetune(datset='a')": False,
     "timm_moe_dg.finetune(steps='3')": False,
+    "timm_moe_dg.finetune(output=pathlib.Path('a'), resume=pathlib.Path('a', 'b'))": True,
     "timm_moe_dg.evaluate(timm_moe_dg.Run('a'), calibrate=True, batch_size=3).columns": True,
     "timm_moe_dg.evaluate(run_or_model='a', img_size=None)": True,
     "timm_moe_dg.evaluate('a', bach_size=3)": False,
@@ -409,7 +410,7 @@ USER = {
 @pytest.mark.slow  # a type checker reads torch first
 def test_a_type_checker_knows_names_and_options(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("\n".join(["import timm_moe_dg", *USER]))
+    program.write_text("\n".join(["import pathlib, timm_moe_dg", *USER]))
     root = Path(timm_moe_dg.__file__).parent.parent
     words = [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", root / "pyproject.toml", program]
     answer = subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=300)

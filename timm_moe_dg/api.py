@@ -9,7 +9,6 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -33,46 +32,21 @@ from .protocols.options import RunOptions, run_parser
 from .protocols.records import Record, read_records
 from .storage.run_folder import ARGUMENTS, DONE, RESULTS
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from . import parameters
+
 Source: TypeAlias = "Run | str | os.PathLike[str] | nn.Module"  # of a network
 P = ParamSpec("P")
 R = TypeVar("R")
-
-if TYPE_CHECKING:  # the parameters of each function, whose keywords are the options
-    from pandas import DataFrame
-
-    from .inference.evaluate import EvaluateOptions
-    from .inference.predict import ImageOptions, TableOptions
-    from .inference.predictor import PartOptions
-
-    @dataclass(frozen=True, kw_only=True)
-    class _Finetune(RunOptions):
-        imports: Sequence[str] = ()
-
-    @dataclass(frozen=True)
-    class _Evaluate(EvaluateOptions):
-        run_or_model: Source
-        imports: Sequence[str] = field(default=(), kw_only=True)
-
-    @dataclass(frozen=True)
-    class _Predict(PartOptions, ImageOptions, TableOptions):
-        run_or_model: Source
-        images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-        imports: Sequence[str] = field(default=(), kw_only=True)
-
-    @dataclass(frozen=True)
-    class _PredictPart(PartOptions):
-        run_or_model: Source
-        rows: DataFrame | Mapping[str, Sequence[object]]
-        imports: Sequence[str] = field(default=(), kw_only=True)
+_logger = logging.getLogger(__name__)
+_FEATURE = "training from Python"
 
 
 def _takes(table: Callable[[], Callable[P, object]]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Tells type checkers that a function has the parameters of a class, which exists for them alone."""
+    """Tells type checkers that a function has the parameters of a class, which the program never reads."""
     return lambda function: function
-
-
-_logger = logging.getLogger(__name__)
-_FEATURE = "training from Python"
 
 
 class Run:
@@ -128,7 +102,7 @@ class Run:
             return load_trained(f"local-dir:{self.path / 'best'}")
 
 
-@_takes(lambda: _Finetune)
+@_takes(lambda: parameters.Finetune)
 def finetune(**options: Any) -> Run | None:
     """Fine-tunes any timm model with some domains held out; the command `timm-moe-dg finetune`.
 
@@ -173,7 +147,7 @@ def finetune(**options: Any) -> Run | None:
     return run
 
 
-@_takes(lambda: _Evaluate)
+@_takes(lambda: parameters.Evaluate)
 def evaluate(run_or_model: Source, **options: Any) -> "DataFrame":
     """Scores a model by domain; the command `timm-moe-dg evaluate`.
 
@@ -206,7 +180,7 @@ def evaluate(run_or_model: Source, **options: Any) -> "DataFrame":
     return DataFrame(rows, columns=columns)
 
 
-@_takes(lambda: _Predict)
+@_takes(lambda: parameters.Predict)
 def predict(
     run_or_model: Source,
     images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -252,7 +226,7 @@ def predict(
         return DataFrame(run_prediction(filled, model), columns=["path", *answer_columns(filled)])
 
 
-@_takes(lambda: _PredictPart)
+@_takes(lambda: parameters.PredictPart)
 def predict_part(
     run_or_model: Source,
     rows: "DataFrame | Mapping[str, Sequence[object]]",

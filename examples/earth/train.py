@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import timm_moe_dg
 from timm_moe_dg.data import get_benchmark
@@ -45,7 +46,7 @@ def train(folder: Path, row: str, continent: str, seed: int, rate: float) -> Non
         return
     model, kwargs, _ = ROWS[row]
     alone = row == "per_continent"
-    options: dict[str, object] = {"test_domains": [name for name in CONTINENTS if (name == continent) != alone]}
+    options: dict[str, Any] = {"test_domains": [name for name in CONTINENTS if (name == continent) != alone]}
     options["batch_size"] = BATCH if alone else BATCH // (len(CONTINENTS) - 1)
     if row.startswith("moge"):
         options["coverage_radius"] = "auto"
