@@ -16,7 +16,7 @@ from timm_moe_dg.data.readers.digits import CLASSES as DIGITS
 from timm_moe_dg.errors import CheckpointError
 from timm_moe_dg.hub.card import write_card
 from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
-from timm_moe_dg.hub.push import push_folder
+from timm_moe_dg.hub.push import push_folder, write_checksums
 from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained
@@ -29,6 +29,7 @@ QUICK = ["--workers", "0", "--batch-size", "500"]
 def publish(folder, network, repo_id=REPOSITORY, **options):
     fill_from_network(folder, network)
     write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
+    write_checksums(folder)
     return push_folder(folder, repo_id, **options)
 
 
@@ -102,7 +103,8 @@ def test_a_run_is_published_with_its_own_files_and_no_pickle(hub, tmp_path, tool
     run = write_run(tmp_path / "run")
     tool.main([str(run), "--repo-id", REPOSITORY, "--output", str(tmp_path)])
     files = hub.repositories[REPOSITORY].at("main").files
-    assert set(files) == {"README.md", "config.json", "learning_curves.png", "model.safetensors", "results.jsonl"}
+    written = {"README.md", "SHA256SUMS", "config.json", "learning_curves.png", "model.safetensors", "results.jsonl"}
+    assert set(files) == written
     assert files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
 
 

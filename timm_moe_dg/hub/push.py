@@ -50,8 +50,8 @@ def push_folder(
             _check_same_model(api, folder, repo_id, revision)
         edited = _edited(api, folder, repo_id, revision) if exists else set()
         if not replace_model and (others := sorted(edited - {CARD})):
-            remedy = "was edited there, or written by something else; delete it there, or give --replace-model"
-            raise ArgumentError.of("repo_id", repo_id, f"{', '.join(others)} {remedy}")
+            remedy = f"{', '.join(others)} there would be replaced, and this command did not write them so; delete "
+            raise ArgumentError.of("repo_id", repo_id, f"{remedy}them there, or give --replace-model")
         # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     operations = _additions(folder, repo_id, edited & {CARD})
