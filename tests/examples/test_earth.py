@@ -83,13 +83,13 @@ def test_places_alone_are_the_nearest_tiles_by_the_chord_between_them(monkeypatc
     domains = places.hold_out(domains, places.test_positions(["europe"], domains))
 
     def of_role(role):
-        angles, labels = places.rows([domain for domain in domains if domain.role == role])
-        latitude, longitude = angles.T.astype(np.float64)
+        lonlat, labels = places.rows([domain for domain in domains if domain.role == role])
+        longitude, latitude = np.deg2rad(lonlat.T.astype(np.float64))
         level = np.cos(latitude)
         return np.stack([level * np.cos(longitude), level * np.sin(longitude), np.sin(latitude)], axis=1), labels
 
     points, labels = of_role("train")
-    overall, _, unseen = places.accuracies("europe")
+    overall, _, unseen = places.accuracies("europe", places.neighbors())
     for role, accuracy in (("id", overall), ("ood", unseen)):
         others, targets = of_role(role)
         nearest = (others @ points.T).argmax(axis=1)

@@ -31,7 +31,7 @@ from ..data import (
 from ..data.bands import band_settings
 from ..data.domains import listed
 from ..data.inspection import Fingerprint, fingerprint, short, with_decided_values, with_readable
-from ..data.splits import group_squares, hold_out, image_groups, make_splits, test_positions
+from ..data.splits import evaluation_only, group_squares, hold_out, image_groups, make_splits, test_positions
 from ..errors import ArgumentError, MissingDependencyError, MoeDgError
 from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, FILLED_IN, SPLITTING, Arguments, FilledOptions, RunOptions
@@ -133,7 +133,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     record_args = {**args, "test_envs": test_domains, "domains": names, "domain_facts": facts, "split_sizes": sizes}
     counts = class_counts(domains, splits, training)
     record_args |= most_frequent(domains, splits, int(np.argmax([row[0] for row in counts])))
-    record_args |= {"reported_split": "whole" if benchmark.is_own else "in"}
+    record_args |= {"reported_split": "whole" if benchmark.is_own and not evaluation_only(domains) else "in"}
     if filled.group_column:
         record_args |= {"group_squares": group_squares(splits, image_groups(domains, args) or [])}
     _check_metric(record_args, training)
