@@ -108,6 +108,15 @@ def test_metadata_have_no_result_of_an_empty_split(tmp_path):
     ]
 
 
+def test_intervals_count_groups_and_the_most_frequent_class_stands_beside_the_result(tmp_path):
+    sizes, squares = [[33, 9]] * 3, [[99, 81]] * 3  # groups of three, and one of nine
+    facts = {"split_sizes": sizes, "group_squares": squares, "classes_present": [[2, 2, 2]] * 3}
+    text = card_of_run(tmp_path, **facts, most_frequent=[[22, 3]] * 3, most_frequent_class="a").text
+    assert text.count("(33 images in groups, as good as 11, 95% interval") == 4  # the table and the result
+    assert text.count("(9 images in groups, as good as 1, 95% interval") == 3
+    assert "The most frequent class of the training images alone gives 66.7." in text
+
+
 def test_scores_of_domains_that_are_set_apart_are_shown_too(tmp_path):
     scores = {"accuracy": 0.625, "worst_accuracy": 0.25, "worst_group": "Africa", "f1_macro": 0.375}
     text = card_of_run(tmp_path, roles={"ood": scores}).text

@@ -27,8 +27,8 @@ from ..networks.build import CONFIG, Config, read_config, without_origin
 from ..networks.calibration import find_calibration
 from ..networks.trained import label_names
 from ..protocols.records import Record
-from ..protocols.selection import counted, headlines, images, worst_groups
-from ..results.runs import domain_names
+from ..protocols.selection import counted, headlines, images, independent_images, worst_groups
+from ..results.runs import domain_names, unseen_of_most_frequent
 from .folder import Origin, training_command
 
 _TAGS = ["timm", "image-classification", "domain-generalization"]
@@ -150,6 +150,7 @@ def _render(cards: Path, facts: Mapping[str, Any], origin: Origin, model: Mappin
     )
     environment.filters |= {"code": lambda name: Markup(code(name)), "url": lambda path: Markup(quote(path))}
     environment.filters |= {"counted": counted, "images": images, "worst_groups": worst_groups}
+    environment.globals["independent"] = independent_images
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}" if isfinite(share) else "-"
     # Only starting points that facts.yaml lists have a citation.
     source = facts["dense_sources"].get(origin.base_model or "")
@@ -171,6 +172,7 @@ def _run_facts(record: Record) -> dict[str, object]:
         "results": domain_results(record),
         "headlines": headlines(record),
         "metric": METRICS[record.metric],
+        "zeros": [*unseen_of_most_frequent(record, record.reported_split).values()],
         "losses": losses_in_effect(record),
         "splits": splits_in_words(record),
         "random_split": any(fact.split == RANDOM for fact in domain_facts(record)),
@@ -190,6 +192,8 @@ class DomainResult(NamedTuple):
     outside: float
     images_inside: int | None = None  # None if not recorded
     images_outside: int | None = None
+    independent_inside: float | None = None  # see `Record.independent_images`
+    independent_outside: float | None = None
 
 
 class DomainFact(NamedTuple):
@@ -214,8 +218,11 @@ def domain_results(record: Record) -> list[DomainResult]:
     trained = [position not in record.test_domains for position in range(len(facts))]
     groups = {fact.group for fact, used in zip(facts, trained, strict=True) if used}
     roles = ["training" if used else _test_role(fact, groups) for fact, used in zip(facts, trained, strict=True)]
-    sizes = [(record.images([position]), record.images([position], "out")) for position in range(len(facts))]
-    rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, sizes, strict=True)
+    counts = [
+        [count([position], split) for count in (record.images, record.independent_images) for split in ("in", "out")]
+        for position in range(len(facts))
+    ]
+    rows = zip(domain_names([record]), roles, trained, record.in_acc, record.out_acc, counts, strict=True)
     return [DomainResult(*row, *images) for *row, images in rows]
 
 

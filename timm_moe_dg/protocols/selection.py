@@ -20,7 +20,7 @@ import numpy as np
 from ..data import UNGROUPED
 from ..errors import RecordError
 from ..metrics import METRICS, wilson_interval
-from .records import OOD_VALIDATION, Record, RoleScores, Score
+from .records import OOD_VALIDATION, VALIDATION_ROLES, Record, RoleScores, Score
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
@@ -235,7 +235,13 @@ def headlines(record: Record) -> list[Headline]:
     roles, metric = {"ood": "out-of-distribution", "id": "in-distribution"}, METRICS[record.metric]
     is_share = record.metric == "accuracy"
     own = [
-        Headline(f"the {metric} over all {words} test images", scores[record.metric], images(scores), is_share)
+        Headline(
+            f"the {metric} over all {words} test images",
+            scores[record.metric],
+            images(scores),
+            is_share,
+            independent_images(record, role),
+        )
         for role, words in roles.items()
         if (scores := record.roles.get(role))
     ]
@@ -292,6 +298,14 @@ def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | Non
     """Number of images of a role, or of some of its groups; None if not recorded."""
     numbers = scores.get("num_samples")
     return None if numbers is None else sum(numbers.get(group, 0) for group in (numbers if groups is None else groups))
+
+
+def independent_images(record: Record, role: str, groups: Sequence[str] | None = None) -> float | None:
+    """Returns `Record.independent_images` of a role of `Record.roles`, or of some of its groups."""
+    roles = VALIDATION_ROLES.get(role, (role,))
+    facts = enumerate(record.args.get("domain_facts") or ())
+    domains = [i for i, (part, group, _) in facts if part in roles and (groups is None or group in groups)]
+    return record.independent_images(domains, "out" if role in VALIDATION_ROLES else "in")
 
 
 def worst_groups(scores: RoleScores) -> list[str]:
