@@ -5,7 +5,7 @@ r"""Draws pictures of a run into its folder figures/.
     timm-moe-dg visualize attention output/RUN --twin output/DENSE
     timm-moe-dg visualize output/RUN
     timm-moe-dg visualize curves output/RUN output/OTHER
-    timm-moe-dg visualize data --dataset sprites
+    timm-moe-dg visualize data --dataset rotated_digits
 
 Without a command it draws the curves, and for a MoGE run also domains and
 forced experts. The numbers behind the pictures go to JSON files beside them.

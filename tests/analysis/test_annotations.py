@@ -1,18 +1,24 @@
 """Patches of parts, and the annotations of a miniature CUB-200-2011, with the release's oddities."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from timm_moe_dg.analysis.annotations import (
+    annotate,
     area_members,
     patch_centers,
     point_members,
     read_cub,
 )
 from timm_moe_dg.analysis.run_view import picture_key
-from timm_moe_dg.errors import DataError
+from timm_moe_dg.data import Domain, FolderDomain
+from timm_moe_dg.data.domains import FileDomain
+from timm_moe_dg.errors import ArgumentError, DataError
 
 FILES = {
     "images.txt": "1 001.Crow/Crow_1.jpg\n2 002.Owl/Owl_7.jpg\n",
@@ -105,3 +111,73 @@ def test_areas_count_for_the_part_with_most_pixels():
     maps[0, 2:, 2] = 2  # two of four: a tie with the background
     maps[0, 2:, 0:2] = 3
     assert area_members(maps, 4, (2, 2))[0].long().argmax(0).tolist() == [1, 0, 3, 0]
+
+
+def test_sides_need_not_be_multiples_of_the_grid():
+    maps = torch.zeros(1, 3, 5, dtype=torch.long)
+    maps[0, :, 2:] = 1  # the middle column counts for both halves
+    assert area_members(maps, 2, (1, 2))[0].long().argmax(0).tolist() == [0, 1]
+    assert area_members(maps[:, :1, :1], 2, (2, 2))[0].long().argmax(0).tolist() == [0, 0, 0, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays(Domain):
+    """A user's domain in memory."""
+
+    part_maps = np.array([[[0, 0, 1, 1]] * 2, [[1, 1, 0, 0]] * 2], dtype=np.uint8)
+    part_names = ("ground", "leaf")
+    attributes = np.array([[True, False], [False, True]])
+    attribute_names = ("size::small", "size::large")
+
+    def image(self, index):
+        raise NotImplementedError
+
+
+class Files(FileDomain):
+    """A user's domain of files."""
+
+    part_maps, part_names = Arrays.part_maps, Arrays.part_names
+    attributes, attribute_names = Arrays.attributes, Arrays.attribute_names
+
+
+class PhotographsInFolders(Files, FolderDomain):
+    """A user's domain of files CLASS/IMAGE."""
+
+
+class WithoutAttributes(FileDomain):
+    """A domain that lacks two of the four."""
+
+    part_maps, part_names = Arrays.part_maps, Arrays.part_names
+
+
+def view_of(kind, shares_photographs=False, **options):
+    domains = [kind(name, ("c",), [0, 0], [f"{name}/c/0.png", f"{name}/c/1.png"], **options) for name in "ab"]
+    return SimpleNamespace(domains=domains, args={"dataset": "x"}, shares_photographs=shares_photographs)
+
+
+@pytest.mark.parametrize(
+    ("view", "pictures"),
+    [
+        (view_of(Arrays, pictures=["one", "two"]), ["one", "two", "two"]),
+        (view_of(Arrays), ["a/0", "a/1", "b/1"]),  # of an equal position, but not the same picture
+        (view_of(Files, pictures=["one", "two"]), ["one", "two", "two"]),
+        (view_of(Files), ["a/0", "a/1", "b/1"]),
+        (view_of(PhotographsInFolders, shares_photographs=True), ["c/0", "c/1", "c/1"]),
+    ],
+)
+def test_domains_of_a_user_with_part_maps_are_annotated(view, pictures):
+    first, second = annotate(view, [[0, 1], [1]], (1, 2), None)
+    assert first.members.long().argmax(1).tolist() == [[0, 1], [1, 0]]
+    assert second.members.long().argmax(1).tolist() == [[1, 0]]
+    assert [*first.pictures, *second.pictures] == pictures
+    assert (first.domain, first.positions, second.positions) == (view.domains[0], [0, 1], [1])
+    assert (first.parts, first.attribute_names) == (("ground", "leaf"), ("size::small", "size::large"))
+    assert second.attributes.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("kind", [FolderDomain, WithoutAttributes])
+def test_a_domain_without_part_maps_or_attributes_is_refused(kind):
+    view = view_of(Arrays)
+    view.domains[1] = view_of(kind).domains[1]
+    with pytest.raises(ArgumentError, match="cub=None"):
+        annotate(view, [[0], [0]], (1, 2), None)

@@ -80,7 +80,7 @@ def test_each_run_is_a_line_of_its_held_out_accuracy(tmp_path, figures):
 
 
 def test_the_grid_has_the_first_image_of_each_class_and_domain(tmp_path, figures):
-    domains = get_benchmark("sprites").read(None)
+    domains = get_benchmark("rotated_digits").read(None)
     plot_examples(domains, tmp_path / "examples.png", columns=3)
     panels = np.array(figures[0].axes).reshape(len(domains), 3)
     assert [axes.get_ylabel() for axes in panels[:, 0]] == [domain.name for domain in domains]

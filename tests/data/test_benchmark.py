@@ -50,7 +50,7 @@ def test_a_missing_folder_is_refused(name, data_dir):
         get_benchmark(name).read(data_dir)
 
 
-@pytest.mark.parametrize("name", ["rotated_digits", "sprites"])
+@pytest.mark.parametrize("name", ["rotated_digits", "geo_digits"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -30,7 +30,7 @@ def test_evaluations_look_at_training_images_where_domainbed_has_the_data_and_in
     assert {name for name, row in BENCHMARKS.items() if row.eval_train} == domainbed | mnist | followers
 
 
-@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits", "sprites"])
+@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits"])
 def test_a_row_without_files_has_the_domains_and_classes_that_are_read(name):
     row = get_benchmark(name)
     domains = row.read(None)
@@ -75,7 +75,6 @@ def test_a_registered_row_is_found_and_its_name_is_taken(unregistered):
         ("emoji_styles", 5_682, 12, (1e-3, 0.0, 1501, 300, 100)),
         ("rotated_digits", 0, 10, (3e-4, 0.0, 501, 100, 100)),
         ("geo_digits", 0, 10, (1e-3, 0.0, 601, 200, 100)),
-        ("sprites", 0, 8, (2e-3, 0.0, 801, 200, 100)),
         ("blue_marble", 0, 5, (1e-3, 0.0, 601, 200, 100)),
         ("blue_marble_12", 0, 12, (1e-3, 0.0, 601, 200, 100)),
         ("FMoW_LAO", 0, None, (1e-4, 0.0, 60_001, 2000, 100)),
@@ -92,7 +91,7 @@ def test_images_classes_and_schedules_are_those_of_the_papers(name, total, class
     assert row.num_classes == classes
     rates = (row.hparams["lr"], row.hparams["weight_decay"])
     assert (*rates, row.steps, row.checkpoint_freq, row.swad_checkpoint_freq) == numbers
-    sizes = {16: "emoji rotat geo_d blue_ iWild", 64: "Rotat Color FMoW_", 8: "sprit"}
+    sizes = {16: "emoji rotat geo_d blue_ iWild", 64: "Rotat Color FMoW_"}
     assert row.hparams["batch_size"] == next((size for size, names in sizes.items() if name[:5] in names), 32)
     assert row.swad_hparams == ({"swad_tolerance_ratio": 0.2} if name == "VLCS" else {})
 

@@ -40,7 +40,7 @@ def test_without_keeps_all_columns_and_the_split_in_step(gone):
         assert [fewer.images[row] for row in part] == [10 + position for position in before if position not in gone]
 
 
-@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits", "geo_digits", "sprites"])
+@pytest.mark.parametrize("name", ["rotated_digits", "colored_digits", "geo_digits"])
 def test_domains_in_memory_lose_images_as_others_do(name):
     for domain in get_benchmark(name).read(None):
         fewer = domain.without({*range(len(domain))} - {3})
@@ -48,8 +48,6 @@ def test_domains_in_memory_lose_images_as_others_do(name):
         assert len(fewer) == 1
         assert isinstance(fewer, type(domain))
         assert isinstance(domain, PlacesDomain) == (domain.metadata is not None)
-        for column in ("part_maps", "attributes", "pictures") if name == "sprites" else ():
-            np.testing.assert_array_equal(getattr(fewer, column), getattr(domain, column)[3:4])
 
 
 SEEN = [

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from examples.sprites import CLASSES, sprites
 from tests.invented import invented_records
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.maps import routing_maps
 from timm_moe_dg.analysis.run_view import open_run
-from timm_moe_dg.data.readers.sprites import CLASSES, sprites
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow  # every test runs the tool, most a network

@@ -1,4 +1,4 @@
-"""Parts and attributes of a run's images by patch, from sprites' part maps or from the annotations of CUB-200-2011.
+"""Parts and attributes of a run's images by patch, from the domains' part maps or the annotations of CUB-200-2011.
 
 CUB-200-2011 annotates each bird with the places of 15 parts, a bounding box and 312 attributes.
 Format: text files of numbered rows in the folder CUB_200_2011, whose images lie in images/CLASS/IMAGE.
@@ -11,22 +11,32 @@ Axes: B images, N = H * W patches in rows from the top left, P parts, A attribut
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import Domain, FolderDomain, SpritesDomain
+from ..data import Domain, FolderDomain
 from ..errors import ArgumentError, DataError
-from .run_view import RunView, picture_key
+from .run_view import RunView, picture_key, picture_names
 
 BACKGROUND = "background"
 NUM_NEAREST = 9  # patches counted for a part that is a point, as in GMoE (Li et al., ICLR 2023), figure 3b
 IMAGES, BOXES, PARTS, POINTS = "images.txt", "bounding_boxes.txt", "parts/parts.txt", "parts/part_locs.txt"
 ATTRIBUTE_LABELS = "attributes/image_attribute_labels.txt"
 ATTRIBUTE_NAMES = ("attributes/attributes.txt", "attributes.txt", "../attributes.txt")  # the copies differ
+
+
+@runtime_checkable
+class PartMaps(Protocol):
+    """The attributes of a `Domain` of your own whose patches are annotated, as in examples/sprites.py."""
+
+    part_maps: np.ndarray  # integers (B, height, width) of all images, the part of each pixel
+    part_names: tuple[str, ...]  # P names
+    attributes: np.ndarray  # bool (B, A)
+    attribute_names: tuple[str, ...]  # A names, GROUP::VALUE
 
 
 class AnnotatedDomain(NamedTuple):
@@ -69,11 +79,10 @@ def annotate(
             remedy = f"has none of the images of {view.args['dataset']}, by CLASS/IMAGE; give the photographs' folder"
             raise DataError(f"cub={str(cub)!r}: {remedy}")
         return [domain for domain in annotated if domain.positions]
-    sprites = [domain for domain in domains if isinstance(domain, SpritesDomain)]
-    if len(sprites) < len(domains):
+    if not all(isinstance(domain, PartMaps) for domain in domains):
         remedy = f"{view.args['dataset']} has no part maps; give --cub CUB_200_2011 for its photographs"
         raise ArgumentError.of("cub", None, remedy)
-    return [_from_part_maps(domain, list(rows), grid) for domain, rows in zip(sprites, images, strict=True)]
+    return [_from_part_maps(view, domain, list(rows), grid) for domain, rows in zip(domains, images, strict=True)]
 
 
 def patch_centers(grid: tuple[int, int], size: tuple[float, float]) -> Tensor:
@@ -100,19 +109,20 @@ def point_members(points: Tensor, visible: Tensor, box: Tensor, centers: Tensor)
 def area_members(part_maps: Tensor, num_parts: int, grid: tuple[int, int]) -> Tensor:
     """Assigns each patch to the part that most of its pixels belong to, the lower index in a tie: bool (B, P, N).
 
-    `part_maps` int64 (B, height, width) hold the part of each pixel. Their sides are multiples of the grid's H and W.
+    `part_maps` int64 (B, height, width) hold the part of each pixel. The patches of a grid (H, W) cover them.
     """
-    height, width = part_maps.shape[1:]
     # The mean over a patch of one-hot pixels is the share of each part
     pixels = F.one_hot(part_maps, num_parts).permute(0, 3, 1, 2).float()
-    counts = F.avg_pool2d(pixels, (height // grid[0], width // grid[1]))
+    counts = F.adaptive_avg_pool2d(pixels, grid)
     return F.one_hot(counts.argmax(1).flatten(1), num_parts).transpose(1, 2).bool()
 
 
-def _from_part_maps(domain: SpritesDomain, positions: list[int], grid: tuple[int, int]) -> AnnotatedDomain:
-    members = area_members(torch.as_tensor(domain.part_maps[positions]), len(domain.part_names), grid)
+def _from_part_maps(view: RunView, domain: Any, positions: list[int], grid: tuple[int, int]) -> AnnotatedDomain:
+    members = area_members(torch.as_tensor(domain.part_maps[positions]).long(), len(domain.part_names), grid)
     attributes = torch.as_tensor(domain.attributes[positions])
-    pictures = [domain.file(index) for index in positions]
+    # Without names of pictures, no other domain has the same picture
+    names = picture_names(domain, view.shares_photographs) or [f"{domain.name}/{i}" for i in range(len(domain))]
+    pictures = [names[index] for index in positions]
     return AnnotatedDomain(domain, positions, pictures, members, domain.part_names, attributes, domain.attribute_names)
 
 

@@ -14,7 +14,6 @@ from .loaders import (
 )
 from .readers.folders import FolderDomain, read_folder
 from .readers.places import Places, PlacesDomain
-from .readers.sprites import SpritesDomain
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
 from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
 
@@ -30,7 +29,6 @@ __all__ = [
     "Places",
     "PlacesDomain",
     "Split",
-    "SpritesDomain",
     "StepSampler",
     "TrainingDraws",
     "check_readable",

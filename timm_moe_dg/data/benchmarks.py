@@ -1,8 +1,8 @@
 """Benchmarks by name. Images are read only when a row's `read` is called.
 
-Rows made of scikit-learn's digits and the sprites need no download. Those from MNIST's and Fashion-MNIST's files are
-DomainBed's, with its learning rate, batch, numbers of steps and evaluations, and no augmentation. Their images have
-28 x 28 pixels, which patches of 16 do not divide: give `--model-kwargs patch_size=7`, or 4 or 14, or `--img-size 32`.
+Rows made of scikit-learn's digits need no download. Those from MNIST's and Fashion-MNIST's files are DomainBed's, with
+its learning rate, batch, numbers of steps and evaluations, and no augmentation. Their images have 28 x 28 pixels, which
+patches of 16 do not divide: give `--model-kwargs patch_size=7`, or 4 or 14, or `--img-size 32`.
 
 Learning rates and weight decays of photographs are those of GMoE (ICLR 2023), Table 8, where it has the benchmark,
 otherwise DomainBed's. Numbers of images are those of the sets as DomainBed prepares them (their sums are in its paper,
@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from ..errors import ArgumentError, choices
 from .benchmark import DEFAULTS, Benchmark
-from .readers import digits, sprites, wilds
+from .readers import digits, wilds
 from .readers.blue_marble import SIDE, blue_marble
 from .readers.digits import FASHION_MNIST, MNIST, IdxRelease
 from .readers.folders import read_folder
@@ -100,22 +100,6 @@ DIGIT_ROWS = (
         steps=601,
         checkpoint_freq=200,
         source=f"{_DIGITS}, placed on {len(digits.CONTINENTS)} continents",
-    ),
-    Benchmark(
-        name="sprites",
-        reader=lambda data_dir: sprites.sprites(),
-        domains=tuple(sprites.ANGLES),
-        classes=sprites.CLASSES,
-        hparams={**DEFAULTS, "lr": 2e-3, "batch_size": 8},
-        search_space="digits",
-        steps=801,
-        checkpoint_freq=200,
-        augmentation="none",
-        image_size=sprites.SIZE,
-        source="drawn by this package",
-        license="Apache-2.0",
-        layout="no folder",
-        takes_data_dir=False,
     ),
     *_domainbed(MNIST, "MNIST", "LeCun et al., 1998, divided as in DomainBed", "CC BY-SA 3.0"),
     *_domainbed(FASHION_MNIST, "FashionMNIST", "Xiao et al., 2017, divided as in DomainBed", "MIT"),

@@ -1,4 +1,6 @@
-"""Sprites: synthetic animals in five styles, with the part of every pixel known.
+"""Sprites: synthetic animals in five styles, with the part of every pixel known. Importing this file registers them.
+
+    timm-moe-dg visualize data --import examples.sprites --dataset sprites
 
 Format: 400 animals of 48 x 48 pixels, drawn from signed distances with numpy. Nothing is downloaded or read.
 Classes: eight, all combinations of a round or square body, pointed or round ears, and a long or short tail. The shape
@@ -17,7 +19,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from PIL import Image
 
-from ..domains import Domain
+from timm_moe_dg.data import Benchmark, Domain, register_benchmark
+from timm_moe_dg.data.benchmark import DEFAULTS
 
 SIZE = 48  # pixels
 PARTS = ("background", "tail", "left leg", "right leg", "body", "left ear", "right ear", "head")  # in painting order
@@ -165,3 +168,23 @@ def _painted(style: str, animals: Animals, distances: np.ndarray) -> np.ndarray:
     if style == "sketch":
         return _paint(np.ones_like(first), np.ones_like(colors[:, 1:]), distances, line=1.2)
     return _paint(0.85 + 0.15 * first, np.array(_PAPER, np.float32)[_OF_PARTS] + noise, distances)
+
+
+register_benchmark(
+    Benchmark(
+        name="sprites",
+        reader=lambda data_dir: sprites(),
+        domains=tuple(ANGLES),
+        classes=CLASSES,
+        hparams={**DEFAULTS, "lr": 2e-3, "batch_size": 8},
+        search_space="digits",
+        steps=801,
+        checkpoint_freq=200,
+        augmentation="none",
+        image_size=SIZE,
+        source="drawn by this example",
+        license="Apache-2.0",
+        layout="no folder",
+        takes_data_dir=False,
+    )
+)

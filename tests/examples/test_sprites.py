@@ -1,11 +1,17 @@
 """Sprites: classes follow from parts, domains show the same animals, and every pixel's part is known."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 from scipy.ndimage import maximum_filter, minimum_filter
 
+from examples.sprites import ANGLES, CLASSES, PARTS, SIZE, sprites
 from tests.data.files import signature
-from timm_moe_dg.data.readers.sprites import ANGLES, CLASSES, PARTS, SIZE, sprites
+from timm_moe_dg.algorithms.hparams import SEARCH_SPACES
+from timm_moe_dg.data import benchmarks, get_benchmark
+from timm_moe_dg.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +72,25 @@ def test_the_same_in_every_release_and_another_with_another_seed():
     first, again, other = (np.stack(sprites.__wrapped__(8, seed)[2].images) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+
+
+def test_a_domain_loses_images_with_their_annotations(paper):
+    fewer = paper.without({*range(len(paper))} - {3})
+    assert fewer.image(0).tobytes() == paper.image(3).tobytes()
+    for column in ("targets", "part_maps", "attributes", "pictures"):
+        np.testing.assert_array_equal(getattr(fewer, column), getattr(paper, column)[3:4])
+
+
+def test_the_data_set_is_found_once_the_example_is_imported(monkeypatch):
+    monkeypatch.delitem(benchmarks._ROWS, "sprites")
+    monkeypatch.delitem(sys.modules, "examples.sprites")
+    with pytest.raises(ArgumentError, match="dataset='sprites'"):
+        get_benchmark("sprites")
+    importlib.import_module("examples.sprites")
+    row = get_benchmark("sprites")
+    domains = row.read(None)
+    assert row.domains == tuple(domain.name for domain in domains)
+    assert {row.classes} == {domain.classes for domain in domains}
+    assert domains[0].image(0).size == (row.image_size, row.image_size)
+    assert (row.steps, row.checkpoint_freq, row.hparams["lr"], row.hparams["batch_size"]) == (801, 200, 2e-3, 8)
+    assert set(SEARCH_SPACES[row.search_space]) == set(row.hparams)
