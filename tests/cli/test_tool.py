@@ -19,7 +19,7 @@ from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.__main__ import COMMANDS, main
 from timm_moe_dg.cli import tool
 from timm_moe_dg.cli.arguments import parse_arguments
-from timm_moe_dg.errors import CheckpointError, ImageReadError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, ImageReadError
 
 ROOT = TOOLS.parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -155,6 +155,32 @@ def test_a_mistyped_option_is_one_line_with_the_nearest(name, words, answer, cap
 def test_modules_are_named_in_either_form_and_not_behind_the_separator():
     words = ["--import", "a", "--steps", "3", "--import=b", "--", "--import", "c"]
     assert tool.named_imports(words) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "error", "message"),
+    [
+        ("", "", ArgumentError, "import=''"),
+        (".mine", "", ArgumentError, r"import='\.mine'"),
+        ("mine.there", "", ArgumentError, r"import='mine\.there'"),
+        ("mine.py", "", ArgumentError, r"import='mine\.py'"),
+        ("mine", "import no_such_module", ModuleNotFoundError, "no_such_module"),
+        ("mine", "int('a')", ValueError, "invalid literal"),
+        ("mine", "len(3)", TypeError, "int"),
+        (
+            "mine",
+            "from timm_moe_dg.data import *\nregister_benchmark(Benchmark('PACS', None, '', ''))",
+            ArgumentError,
+            "name='PACS'",
+        ),
+    ],
+)
+def test_errors_of_an_imported_module_are_its_own(name, code, error, message, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(error, match=message):
+        tool.import_modules([name])
 
 
 WORKER = """Caught ImageReadError in DataLoader worker process 0.

@@ -56,10 +56,11 @@ def import_modules(names: Iterable[str]) -> None:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # last, so that no file there hides an installed module
         try:
+            if not name or name.startswith("."):  # import_module would raise errors that a module may also raise itself
+                raise ModuleNotFoundError(name=name)
             import_module(name)
-        except (ModuleNotFoundError, ValueError, TypeError) as error:  # ValueError, TypeError: no name of a module
-            missing = getattr(error, "name", None)
-            if isinstance(error, ModuleNotFoundError) and not f"{name}.".startswith(f"{missing}."):
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module exists, and an import inside it fails
             remedy = f"no such module in {os.getcwd()!r} or on PYTHONPATH; give its name without .py, such as my_router"
             raise ArgumentError.of("import", name, remedy) from None
