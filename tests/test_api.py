@@ -44,6 +44,9 @@ from timm_moe_dg.protocols.options import RunOptions
 SIZE = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8, "moe_layers": (1,), "num_experts": 3}
 RUN = {"model": "gmoe_tiny_patch16", "model_kwargs": SIZE, "img_size": 16, "steps": 4, "eval_freq": 2, "batch_size": 2}
 RUN |= {"dataset": "rotated_digits", "workers": 0, "cpu_threads": 1, "lr": 1e-3, "save_rules": ["oracle"]}
+# The same options in a shell
+WORDS = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if not isinstance(value, dict | list)]
+WORDS += ["--save-rules", "oracle"]
 
 
 def state():
@@ -89,7 +92,7 @@ def images(tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_from_python_has_the_bits_of_the_shell_whatever_ran_before_in_the_process(run, tmp_path):
     words = ["--model-kwargs", *(f"{name}={value}" for name, value in SIZE.items())]
-    words += [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if name != "model_kwargs"]
+    words += WORDS
     load_tool("finetune").main([*words, "--output", str(tmp_path), "--experiment", "shell"])
     assert outcome(tmp_path / "shell") == outcome(run.path)
     mixed = {**RUN, "amp_dtype": "bfloat16", "cpu_threads": 2, "log_tensorboard": True}
@@ -354,7 +357,7 @@ def test_modules_of_ones_own_are_imported_by_every_command(images, tmp_path, mon
     Path("toy_router.py").write_text(ROUTER)
     words = ["--import", "toy_router", "--output", "out", "--experiment", "a"]
     words += ["--model-kwargs", *(f"{name}={value}" for name, value in {**SIZE, "router": "toy_of_a_file"}.items())]
-    words += [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if name != "model_kwargs"]
+    words += WORDS
     routers, path = timm_moe_dg.layers.routers.ROUTERS, list(sys.path)
     try:
         load_tool("finetune").main(words)
