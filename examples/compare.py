@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean, pstdev
 
-from timm_moe_dg.protocols.selection import reported_score, training_domain_validation
+from timm_moe_dg.protocols.selection import held_out_score, training_domain_validation
 from timm_moe_dg.results.comparison import holm, sign_flip_p
 from timm_moe_dg.results.runs import domain_names, find_runs
 
@@ -42,7 +42,7 @@ def read(folders: Sequence[str]) -> tuple[dict[tuple[str, str], Scores], list[st
             sys.exit(f"compare.py: {run.folder} is no run of this comparison")
         method = run.folder.name if parts["method"] == "wise_ft" else parts["method"]
         place = int(parts["domain"]), int(parts["seed"])
-        accuracy = reported_score(training_domain_validation(run.records))
+        accuracy = held_out_score(training_domain_validation(run.records))
         rows[parts["model"], method][place] = 100 * accuracy
     return rows, domain_names([record for run in runs for record in run.records])
 

@@ -138,7 +138,7 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "not a regular file")
 
 
-def is_of_handles(error: Exception) -> bool:
+def too_many_open_files(error: Exception) -> bool:
     """Whether an error says that the process has too many open files, which is no fault of the file it reads."""
     return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 

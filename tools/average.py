@@ -68,9 +68,10 @@ ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the 
 # Options that averaged runs share
 SHARED = ["dataset", "data", "test_domains", *SPLITTING]
 SHARED += ["model", "model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
-SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging", "average_method"]
+SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging", "average_method", "metric", "reported_split"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here
-PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)} | {"seed", "eval_train"}
+PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)}
+PLANNED |= {"seed", "eval_train", "metric"}
 # Entries of args.yaml by which an interrupted average is recognized
 SAME = ("average_method", "average_sha256", "data")
 logger = logging.getLogger("timm_moe_dg.average")

@@ -14,6 +14,7 @@ runs are left out, and missing runs are listed. Runs of DomainBed are read too.
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
@@ -21,7 +22,7 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
-from timm_moe_dg.protocols.selection import reported_score, whole_score
+from timm_moe_dg.protocols.selection import held_out_score
 from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import rows_without_figures
@@ -54,8 +55,8 @@ def build_parser() -> ToolParser:
     whole += "DomainBed)"
     add("--whole-domain", action="store_true", help=whole)
     names = ", ".join(OPTIONAL_COLUMNS)
-    further = f"additional columns, of {names}: mean accuracy on the out-splits of training or held-out domains, and "
-    further += "scores on the in-splits of held-out domains"
+    further = f"additional columns, of {names}: mean score on the out-splits of training or held-out domains, and "
+    further += "scores on the reported part of held-out domains"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
     relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
     if args.new_site:
         print_new_site(args, parser, runs)
         return
-    report = whole_score if args.whole_domain else reported_score
+    report = partial(held_out_score, split="whole") if args.whole_domain else held_out_score
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
     tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]

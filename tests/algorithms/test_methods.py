@@ -232,7 +232,7 @@ def test_a_step_that_the_scaling_of_float16_skips_moves_no_weights_and_averages(
     algorithm, context = build(name, network("mlp"))
     algorithm.take_step(context, minibatches("mlp", 0))
     before = getattr(algorithm, buffer).clone()
-    context.optimizer.step_was_skipped = skipped
+    context.optimizer.step_was_skipped, context.optimizer.scaler = skipped, object()
     algorithm.take_step(context, minibatches("mlp", 1))
     assert torch.equal(getattr(algorithm, buffer), before) == skipped
 

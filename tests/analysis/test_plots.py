@@ -108,19 +108,25 @@ def test_bars_are_percent_with_errors_gaps_the_line_of_chance_and_the_number_of_
     assert [high[1] - low[1] for low, high in segments] == pytest.approx([2 * 100 * 0.1 / 2**0.5, 0.0])
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert labels == ["ERM, gmoe_x (seeds: 0)", "ERM, vit (seeds: 1 to 2)", "guessing"]
-    assert all(map(isnan, zeros(replace(table, runs={ROW: runs_of(4, 5)}))))  # of different numbers of classes
-    assert all(map(isnan, zeros(replace(table, runs={}))))
+    for runs in ({ROW: runs_of(4, 5)}, {}):  # of different numbers of classes, and none
+        name, values = zeros(replace(table, runs=runs))
+        assert not name
+        assert all(map(isnan, values))
 
 
 def test_the_most_frequent_class_takes_the_place_of_guessing():
-    facts = {
-        "split_sizes": [[10, 5]] * 3,
-        "most_frequent": [[9, 1], [6, 0], [1, 1]],
-        "classes_present": [[2, 2, 2]] * 3,
-    }
+    facts = {"split_sizes": [[10, 5]] * 3, "most_frequent": [[9, 1], [6, 0], [1, 1]]}
     args = [{**ARGS, **facts, "num_classes": 2, "domains": list("abc"), "test_envs": [test]} for test in (0, 1)]
     runs = {ROW: [FinishedRun(Path("run"), [make_record(args=run_args)]) for run_args in args]}
     table = table_of({ROW: [{0: 0.5}] * 4}, ["a", "b", "c", "average"], runs=runs)
-    assert zeros(table)[:2] == [90.0, 60.0]
-    assert isnan(zeros(table)[2])
-    assert zeros(table)[3] == pytest.approx(75.0)
+    name, values = zeros(table)
+    assert "most frequent class" in name
+    assert values[:2] == [90.0, 60.0]
+    assert isnan(values[2])
+    assert values[3] == pytest.approx(75.0)
+    # A table of one training domain has the out-splits of the runs that were trained on it
+    args = [{**args[0], "test_envs": [domain for domain in range(3) if domain != source]} for source in range(3)]
+    runs = {ROW: [FinishedRun(Path("run"), [make_record(args=run_args)]) for run_args in args]}
+    table = table_of({ROW: [{0: 0.5}] * 4}, ["a (IID)", "b", "c", "average OOD"], runs=runs)
+    _, values = zeros(replace(table, trained_on="a"))
+    assert values[1:] == pytest.approx([0.0, 20.0, 10.0])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from tests.invented import make_record
 from timm_moe_dg.algorithms import StepContext
 from timm_moe_dg.data import StepSampler
 from timm_moe_dg.finetuning import run as running
@@ -54,7 +55,7 @@ def test_an_average_is_measured_with_the_batch_statistics_that_are_saved(monkeyp
 
 def test_each_process_gets_its_own_state_back(monkeypatch):
     saved = {}
-    folder = SimpleNamespace(records=["first"], path="a", read_back=print, cut_back=print)
+    folder = SimpleNamespace(records=[make_record()], path="a", read_back=print, cut_back=print)
     folder.checkpoints = SimpleNamespace(save=lambda step, state: saved.update(state))
 
     def process(index):
@@ -64,7 +65,7 @@ def test_each_process_gets_its_own_state_back(monkeypatch):
         accelerator = SimpleNamespace(process_index=index, is_main_process=not index, scaler=None)
         accelerator.wait_for_everyone = lambda: None
         return fine_tuning(
-            plan=SimpleNamespace(folder=folder),
+            plan=SimpleNamespace(folder=folder, record_args={}),
             accelerator=accelerator,
             model=SimpleNamespace(**parts, training=SimpleNamespace(optimizer=optimizer)),
             resume_point=SimpleNamespace(identity={}),

@@ -15,17 +15,15 @@ from timm_moe_dg.protocols.selection import (
     SELECTION_RULES,
     counted,
     headlines,
+    held_out_score,
     images,
     leave_one_domain_out_cv,
     one_answer_of,
     oracle,
-    reported_score,
     summary,
     training_domain_validation,
-    transfer_score,
     validates_on_test_groups,
     validation_score,
-    whole_score,
     worst_groups,
 )
 
@@ -62,9 +60,9 @@ def test_ties_are_decided_by_the_rounding_of_domainbeds_mean():
 
 
 def test_reported_score_averages_test_domains_with_images():
-    assert reported_score(invented(0, (0, 0, 0), in_acc=(0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
-    assert reported_score(invented(0, (0, 0, 0), in_acc=(nan, 0.9, 0.6), test=(0, 2))) == 0.6
-    assert transfer_score(invented(0, (0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
+    assert held_out_score(invented(0, (0, 0, 0), in_acc=(0.2, 0.9, 0.6), test=(0, 2))) == pytest.approx(0.4)
+    assert held_out_score(invented(0, (0, 0, 0), in_acc=(nan, 0.9, 0.6), test=(0, 2))) == 0.6
+    assert held_out_score(invented(0, (0.2, 0.9, 0.6), test=(0, 2)), "out") == pytest.approx(0.4)
 
 
 # Each evaluation: step, out-split accuracies, draw of hyper-parameters. The last number is the position of the chosen.
@@ -115,7 +113,7 @@ def test_an_averaged_network_stands_for_its_run_alone(rule):
 def test_a_run_without_test_domains_is_selected_by_validation_and_has_no_accuracy():
     records = [invented(step, (value,) * 3, test=()) for step, value in [(0, 0.5), (300, 0.7), (600, 0.6)]]
     assert training_domain_validation(records) is records[1]
-    assert all(isnan(value(records[0])) for value in (reported_score, transfer_score))
+    assert all(isnan(held_out_score(records[0], split)) for split in ("in", "out"))
 
 
 def cross_validation_runs(target, num_domains, hparams_seeds, seed, **options):
@@ -247,17 +245,17 @@ def test_numbers_of_images_and_all_groups_of_a_tie():
 def test_the_whole_domain_weighs_images_alike():
     record = invented(0, (0.0, 0.5, nan), in_acc=(1.0, 0.75, 0.25), test=(0,))
     sizes = {"split_sizes": [[6, 2], [0, 4], [8, 0]]}
-    assert whole_score(replace(record, args={**record.args, **sizes})) == 6 / 8
+    assert held_out_score(replace(record, args={**record.args, **sizes}), "whole") == 6 / 8
     # By its rule, DomainBed's split of unknown size has these shares
-    assert whole_score(record) == pytest.approx(0.8)
-    assert whole_score(replace(record, args={**record.args, "holdout_fraction": 0.5})) == 0.5
+    assert held_out_score(record, "whole") == pytest.approx(0.8)
+    assert held_out_score(replace(record, args={**record.args, "holdout_fraction": 0.5}), "whole") == 0.5
     # A split by photograph has no shares, but its numbers do
     by_photograph = {**record.args, "split_by_photograph": True}
-    assert isnan(whole_score(replace(record, args=by_photograph)))
-    assert whole_score(replace(record, args={**by_photograph, **sizes})) == 6 / 8
+    assert isnan(held_out_score(replace(record, args=by_photograph), "whole"))
+    assert held_out_score(replace(record, args={**by_photograph, **sizes}), "whole") == 6 / 8
     # Several test domains count alike, and a split without images does not count
     several = {**record.args, **sizes, "test_envs": [0, 2]}
-    assert whole_score(replace(record, args=several)) == (6 / 8 + 0.25) / 2
+    assert held_out_score(replace(record, args=several), "whole") == (6 / 8 + 0.25) / 2
 
 
 def rare(step, accuracies, balanced, **args):
@@ -281,10 +279,10 @@ def test_a_run_is_selected_and_reported_by_its_metric():
 def test_the_whole_domain_counts_for_data_of_the_user():
     record = invented(0, (0.0, 0.5, 0.5), in_acc=(1.0, 0.75, 0.25))
     own = replace(record, args={**record.args, "split_sizes": [[6, 2], [4, 4], [8, 0]], "reported_split": "whole"})
-    assert (reported_score(record), reported_score(own)) == (1.0, 0.75)
+    assert (held_out_score(record), held_out_score(own)) == (1.0, 0.75)
     assert headlines(own)[0][:3] == ("the accuracy on the held-out domain", 0.75, 8)
     by_f1 = rare(0, (0.9, 0.9, 0.9), (0.1, 0.2, 0.2), reported_split="whole")
-    assert reported_score(replace(by_f1, metrics={**by_f1.metrics, "whole_f1_macro": (0.7, 0.0, 0.0)})) == 0.7
+    assert held_out_score(replace(by_f1, metrics={**by_f1.metrics, "whole_f1_macro": (0.7, 0.0, 0.0)})) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ def test_images_of_a_group_are_no_independent_images(squares, independent, inter
 
 
 def test_a_class_that_takes_nearly_all_answers_is_named():
-    shares = {"whole_same_answer": (0.97, 0.3, 0.4)}
+    shares = {"same_answer": (0.97, 0.3, 0.4)}
     assert "one class takes at least 97% of the answers" in one_answer_of(
         replace(invented(0, (0.5,) * 3), metrics=shares)
     )

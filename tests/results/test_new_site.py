@@ -160,7 +160,7 @@ def test_the_zero_is_that_of_the_metric(metric: str, zero: float) -> None:
 
 def test_accuracies_stand_beside_balanced_ones_and_a_class_of_all_answers_is_named() -> None:
     names = ("balanced_accuracy", "out_balanced_accuracy", "whole_balanced_accuracy")
-    scores = {**dict.fromkeys(names, (0.2,) * 4), "whole_same_answer": (1.0,) * 4}
+    scores = {**dict.fromkeys(names, (0.2,) * 4), "same_answer": (1.0,) * 4}
     runs = [
         replace(run, records=[replace(record, metrics=scores) for record in run.records])
         for run in empty_sites([0.61] * 4, empty=0.61)
@@ -168,6 +168,14 @@ def test_accuracies_stand_beside_balanced_ones_and_a_class_of_all_answers_is_nam
     text = " ".join(sentences(new_site(runs)))
     assert "Balanced accuracy, the mean over classes: 20.0%." in text
     assert "One class takes all answers" in text
+
+
+def test_runs_that_lack_numbers_of_classes_have_the_zero_of_accuracies() -> None:
+    runs = empty_sites([0.95] * 4)
+    for run in runs:
+        for record in run.records:
+            record.args.pop("classes_present", None)
+    assert new_site(runs).zero == pytest.approx(0.835)
 
 
 def whole(record: Record) -> dict[str, object]:
@@ -183,6 +191,8 @@ def test_a_whole_domain_is_that_of_the_records_or_asked_for() -> None:
     assert new_site(runs, "whole").rows.accuracy[0] == pytest.approx(0.8)
     own = [replace(run, records=[replace(record, args=whole(record)) for record in run.records]) for run in runs]
     assert new_site(own).rows.accuracy[0] == pytest.approx(0.8)
+    with pytest.raises(RecordError, match="reported_split="):
+        new_site([*own, *empty_sites([0.5] * 4)])
 
 
 def states(site: NewSite) -> dict[str, str]:

@@ -82,6 +82,35 @@ def test_averages_of_several_data_sets(tmp_path):
     assert cells[2].mean == pytest.approx((parts[0].mean + parts[1].mean) / 2)
 
 
+def measured(dataset, metric="accuracy", split="in", test=0):
+    """A run with another score on each split, on two data sets of three domains."""
+    scores = dict(zip(("f1_macro", "out_f1_macro", "whole_f1_macro"), np.full((3, 3), 0.3).tolist(), strict=True))
+    options = {"dataset": dataset, "metric": metric, "reported_split": split, "split_sizes": [[8, 2]] * 3}
+    (record,) = invented_records([test], at=(0,), **options)
+    record = replace(record, in_acc=(0.5,) * 3, out_acc=(1.0,) * 3, metrics=scores)
+    return FinishedRun(Path(f"{options}{test}"), [record])
+
+
+def test_metrics_and_reported_parts_have_tables_and_averages_of_their_own():
+    kinds = [("accuracy", "in"), ("accuracy", "whole"), ("f1_macro", "whole")]
+    runs = [measured(name, *kind, test) for name in ("a", "b") for kind in kinds[1:] for test in range(3)]
+    runs += [measured("a", *kinds[0], test) for test in range(3)]
+    tables = {table.title: cells_of(table)[ROW][-1].mean for table in make_tables(runs, ["training_domain_validation"])}
+    assert tables == {
+        "a, selection by training-domain validation": 0.5,
+        "a, whole domains, selection by training-domain validation": pytest.approx(0.6),
+        "b, whole domains, selection by training-domain validation": pytest.approx(0.6),
+        "a, F1-macro, whole domains, selection by training-domain validation": pytest.approx(0.3),
+        "b, F1-macro, whole domains, selection by training-domain validation": pytest.approx(0.3),
+        "averages of the domains, selection by training-domain validation": pytest.approx(0.6),
+        "averages of the domains, F1-macro, selection by training-domain validation": pytest.approx(0.3),
+    }
+    # The oracle selects on the out-split, so it reports the in-split
+    own = make_tables([measured("b", "accuracy", "whole", test) for test in range(3)], ["oracle"])
+    assert cells_of(own[0])[ROW][-1].mean == 0.5
+    assert "whole" not in own[0].title
+
+
 def official_run(seed, *validation, **options):
     """A run with an evaluation for each (worst group, F1) on the ood validation split; its ood accuracy is the step."""
     base = run_of((1, 2), (0.5, nan, nan), (0.5, nan, nan), trial_seed=seed, **options)

@@ -20,7 +20,7 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import load_tool
 from tests.storage.toy_runs import content, killed_at
 from timm_moe_dg.protocols.records import read_records
-from timm_moe_dg.protocols.selection import reported_score, training_domain_validation, validation_score
+from timm_moe_dg.protocols.selection import held_out_score, training_domain_validation, validation_score
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -246,7 +246,7 @@ def test_the_example_compares_mixtures_with_their_merged_networks(runs, tmp_path
     assert [line.split(": ")[0] for line in lines] == ["mixture", "merged, mean", "merged, by use", "dense"]
     (record,) = read_records(tmp_path / "merged" / "alpha_0" / "a" / "results.jsonl")
     accuracy, mixture = (
-        100 * reported_score(row)
+        100 * held_out_score(row)
         for row in (record, training_domain_validation(read_records(runs / "a" / "results.jsonl")))
     )
     assert lines[1].startswith(f"merged, mean: {accuracy:.1f} ± nan")

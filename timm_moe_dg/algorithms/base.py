@@ -187,12 +187,13 @@ class Algorithm(Tunable, ABC):
 
     def take_step(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Takes a step of a run: one `update`, whatever inner steps it takes, and the routers' `after_step`."""
-        moved = {buffer: buffer.clone() for buffer in self.buffers() if buffer.is_floating_point()}
-        scalars = self.update(context, minibatches)
         # Steps are skipped by the scaling of float16 gradients
+        buffers = self.buffers() if getattr(context.optimizer, "scaler", None) else ()
+        before = {buffer: buffer.clone() for buffer in buffers if buffer.is_floating_point()}
+        scalars = self.update(context, minibatches)
         is_skipped = getattr(context.optimizer, "step_was_skipped", False)
-        for buffer, before in moved.items() if is_skipped else ():
-            buffer.copy_(before)
+        for buffer, value in before.items() if is_skipped else ():
+            buffer.copy_(value)
         after_step(context.model, moves=self.trains_network and not is_skipped)
         return scalars
 

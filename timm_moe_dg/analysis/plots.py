@@ -13,10 +13,11 @@ import numpy as np
 
 from ..data import Domain
 from ..errors import ArgumentError, RecordError
+from ..metrics import METRICS
 from ..protocols.records import Record
 from ..protocols.run_identity import in_effect
-from ..protocols.selection import headline_score, reported_score, training_domain_validation, validation_score
-from ..results.runs import unseen_of_most_frequent
+from ..protocols.selection import headline_score, held_out_score, training_domain_validation, validation_score
+from ..results.runs import domain_names, unseen_of_most_frequent
 from .style import (
     CATEGORIES,
     Style,
@@ -72,7 +73,7 @@ def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path
         if not selected.averaged:
             label = f"selected step {selected.step}"
             upper.axvline(selected.step, color="black", linewidth=1, linestyle=":", label=label)
-        upper.set(ylabel="accuracy (%)", ylim=(-3, 103))
+        upper.set(ylabel=f"{METRICS[records[0].metric]} (%)", ylim=(-3, 103))
         # The same order and colors, whether the records come from the run or from its file
         for name in sorted(trained[0].losses, key=lambda name: (name != "loss", name)):
             _draw(lower, trained, name, [record.losses[name] for record in trained])
@@ -92,7 +93,8 @@ def plot_runs(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
             trained = [record for record in records if not record.averaged]
             values = [100 * headline_score(record) for record in trained]
             _draw(axes, trained, fitted(name, 30), values, linestyle=("-", "--", ":")[index // CATEGORIES % 3])
-        axes.set(xlabel="step", ylabel="held-out accuracy (%)")
+        metrics = {METRICS[records[0].metric] for records in runs.values() if records}
+        axes.set(xlabel="step", ylabel=f"held-out {' or '.join(sorted(metrics))} (%)")
         figure.legend(loc="outside lower left", ncols=2)
 
 
@@ -104,10 +106,11 @@ def learning_curves(records: Sequence[Record], domains: Sequence[str]) -> dict[s
     curves = {"training-domain validation": [validation_score(record) for record in records]}
     if not records[0].roles:  # their curves follow; a mean over them would have no meaning
         part = "" if records[0].reported_split == "whole" else " (in)"
-        curves[f"test domain{part}"] = [reported_score(record) for record in records]
-    curves |= {f"{name}{OUT}": [record.out_acc[index] for record in records] for index, name in enumerate(domains)}
+        curves[f"test domain{part}"] = [held_out_score(record) for record in records]
+    scores = [record.scores_on("out") for record in records]
+    curves |= {f"{name}{OUT}": [values[index] for values in scores] for index, name in enumerate(domains)}
     for role in records[0].roles:
-        for score in ("accuracy", "worst_accuracy"):
+        for score in dict.fromkeys((records[0].metric, "worst_accuracy")):
             curves[f"{role} {score.replace('_', ' ')}"] = [record.roles[role][score] for record in records]
     return {name: values for name, values in curves.items() if not all(map(isnan, values))}
 
@@ -184,9 +187,8 @@ def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
     width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), MAX_WIDTH)
     line = text_size(width) / 50  # height of a line of text, inches
     handles: list[Any] = [swatch(colors[row], fitted(f"{row} ({_seeds(tables, row)})", 60)) for row in rows]
-    is_counted = any(run.args.get("most_frequent") for table in tables for runs in table.runs.values() for run in runs)
-    zero = "most frequent class of the training images" if is_counted else "guessing"
-    handles.append(line_handle(zero, color="black", linestyle=":"))
+    names = {name for table in tables for name, _ in [zeros(table)] if name}
+    handles += [line_handle(name, color="black", linestyle=":") for name in sorted(names)]
     # Names beside each other have room for 60 letters
     upright = max(sum(map(len, table.columns)) for table in tables) > 60
     with picture(path, width, (6.0 if upright else 4.0) * len(tables) + 0.4 + line * len(handles)) as figure:
@@ -197,22 +199,28 @@ def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
         figure.legend(handles=handles, loc="outside lower center")
 
 
-def zeros(table: "Table") -> list[float]:
-    """Scores in percent, by column, of the most frequent class of the training images, which runs record.
+def zeros(table: "Table") -> tuple[str, list[float]]:
+    """Names what a network has to beat, and returns its scores in percent by column, NaN where it has none.
 
-    If no run does, guessing stands in its place. Columns without either have NaN.
+    It is the most frequent class of the training images where runs record it, or else guessing.
     """
     runs = [run for runs in table.runs.values() for run in runs]
-    by_name = defaultdict(list)
+    by_title = defaultdict(list)
     for record in (run.records[0] for run in runs):
-        for name, score in unseen_of_most_frequent(record, record.reported_split).items():
-            by_name[name].append(score)
-    means = {name: fmean(scores) for name, scores in by_name.items()}
-    averages = {title: fmean(means.values()) for title in table.columns if title.startswith("average") and means}
+        names = domain_names([record])
+        if table.trained_on and [names[domain] for domain in record.training_domains] != [table.trained_on]:
+            continue  # a run of another table
+        split = "out" if table.trained_on and record.reported_split == "in" else record.reported_split
+        for name, score in unseen_of_most_frequent(record, split).items():
+            by_title[f"ood {name}" if record.roles else name].append(score)
+    means = {title: fmean(scores) for title, scores in by_title.items() if title in table.columns}
+    if means:
+        averages = {title: fmean(means.values()) for title in table.columns if title.startswith("average")}
+        zero = "most frequent class of the training images"
+        return zero, [100 * {**averages, **means}.get(title, nan) for title in table.columns]
     classes = {run.args.get("num_classes") for run in runs}
     number = classes.pop() if len(classes) == 1 else None  # DomainBed's records have none
-    guessing = 1 / number if number and not means else nan
-    return [100 * {**averages, **means}.get(title, guessing) for title in table.columns]
+    return "guessing" if number else "", [100 / number if number else nan] * len(table.columns)
 
 
 def _seeds(tables: Sequence["Table"], row: "RowKey") -> str:
@@ -226,6 +234,7 @@ def _bars(axes: "Axes", table: "Table", colors: Mapping["RowKey", str]) -> None:
     for number, row in enumerate(sorted(table.rows)):
         cells, shift = 100 * summary.loc[row], (number - (len(table.rows) - 1) / 2) * width
         axes.bar(positions + shift, cells["mean"], width, yerr=cells.error.fillna(0.0), color=colors[row])
-    axes.hlines(zeros(table), positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
+    axes.hlines(zeros(table)[1], positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
     axes.set_xticks(positions, [fitted(title, 24) for title in table.columns])
-    axes.set(ylabel="accuracy (%)", ylim=(0, 100), title=fitted(table.title, 60))
+    metrics = {METRICS[runs[0].metric] for runs in table.runs.values()} or {"accuracy"}
+    axes.set(ylabel=f"{metrics.pop()} (%)", ylim=(0, 100), title=fitted(table.title, 60))

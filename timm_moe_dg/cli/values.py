@@ -114,8 +114,7 @@ def model_source(text: str) -> str:
         if holds_network(place) and not timm.is_model(text):
             return f"{LOCAL}{place}"
     if folder.name.startswith("best_") and not folder.exists() and (folder.parent / "args.yaml").is_file():
-        rule = folder.name.removeprefix("best_")
-        raise argparse.ArgumentTypeError(f"{text!r} was not saved; run finetune with --save-rules {rule}, or take best")
+        raise argparse.ArgumentTypeError(f"{text!r} was not saved; see --save-rules of finetune, or take best")
     return text
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ArgumentError, DataError
 from .bands import RGB, Bands
@@ -89,10 +89,14 @@ class Benchmark:
         object.__setattr__(self, "domains", self.domains or tuple(self.images))
         object.__setattr__(self, "num_classes", self.num_classes or len(self.classes) or None)
 
-    @property
-    def is_own(self) -> bool:
-        """Whether the images are the user's, so that nobody has published their domains or classes."""
-        return not (self.domains or self.num_classes or self.published)
+    def reported_split(self, domains: Sequence[Domain]) -> Literal["in", "whole"]:
+        """Returns the part of held-out domains that is reported.
+
+        It is the whole of the user's own images, whose domains and classes nobody has published, and the in-split of
+        benchmarks and of data that set test domains apart.
+        """
+        is_published = self.domains or self.num_classes or self.published
+        return "in" if is_published or any(domain.role != "train" for domain in domains) else "whole"
 
     def read(
         self,

@@ -31,7 +31,7 @@ from ..data import (
 from ..data.bands import band_settings
 from ..data.domains import listed
 from ..data.inspection import Fingerprint, fingerprint, short, with_decided_values, with_readable
-from ..data.splits import evaluation_only, group_squares, hold_out, image_groups, make_splits, test_positions
+from ..data.splits import group_squares, hold_out, image_groups, make_splits, test_positions
 from ..errors import ArgumentError, MissingDependencyError, MoeDgError
 from ..protocols.evaluation import recognize
 from ..protocols.options import DEFAULTS, FILLED_IN, SPLITTING, Arguments, FilledOptions, RunOptions
@@ -133,7 +133,7 @@ def make_plan(options: RunOptions) -> RunPlan:
     record_args = {**args, "test_envs": test_domains, "domains": names, "domain_facts": facts, "split_sizes": sizes}
     counts = class_counts(domains, splits, training)
     record_args |= most_frequent(domains, splits, int(np.argmax([row[0] for row in counts])))
-    record_args |= {"reported_split": "whole" if benchmark.is_own and not evaluation_only(domains) else "in"}
+    record_args |= {"reported_split": benchmark.reported_split(domains)}
     if filled.group_column:
         record_args |= {"group_squares": group_squares(splits, image_groups(domains, args) or [])}
     _check_metric(record_args, training)
@@ -161,7 +161,9 @@ def _check_metric(args: Arguments, training: Sequence[int]) -> None:
     if args["metric"] == "accuracy":
         return
     names, classes = args["domains"], args["classes_present"]
-    if alone := [name for name, (*_, whole) in zip(names, classes, strict=True) if whole == 1]:
+    has_roles = any(role != "train" for role, *_ in args["domain_facts"])  # whose images are scored together
+    alone = [name for name, (*_, whole) in zip(names, classes, strict=True) if whole == 1 and not has_roles]
+    if alone:
         remedy = f"domain {alone[0]!r} has images of one class alone, whose score would be its recall; use accuracy"
         raise ArgumentError.of("metric", args["metric"], remedy)
     if alone := [names[position] for position in training if classes[position][1] == 1]:

@@ -34,6 +34,7 @@ from ..protocols.evaluation import (
     role_scores,
     unseen_domains,
 )
+from ..protocols.options import DATA_FACTS
 from ..protocols.records import Record
 from ..protocols.run_identity import method_of
 from ..protocols.selection import one_answer_of, summary, validation_score
@@ -144,6 +145,9 @@ class FineTuning:
         """Restores the state and the records of a checkpoint."""
         folder = self.plan.folder
         folder.read_back(checkpoint["step"])
+        # Facts of the data, which earlier versions did not record
+        facts = {name: self.plan.record_args[name] for name in DATA_FACTS if name in self.plan.record_args}
+        folder.records = [replace(record, args={**record.args, **facts}) for record in folder.records]
         # All processes read the records before the main one rewrites the file
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:

@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from ..data import (
 from ..data.bands import Bands, band_settings
 from ..data.inspection import fingerprint, with_readable
 from ..data.splits import domain_positions, group_squares, hold_out, image_groups, make_splits
-from ..errors import ArgumentError, ProtocolError
+from ..errors import ArgumentError, MoeDgError, ProtocolError
 from ..finetuning.messages import role_line
 from ..finetuning.processes import check_world_size, leave_processes, process_state_kept
 from ..networks.averages import evaluation_view, load_predictor
@@ -260,8 +260,8 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
     return list(dict.fromkeys(positions))
 
 
-def _split(options: FilledEvaluateOptions, data: _Data) -> tuple[list[Split], list[list[str]] | None]:
-    """Splits the domains as the run did. Returns the images' groups too, with --group-column."""
+def _split(options: FilledEvaluateOptions, data: _Data) -> list[Split]:
+    """Splits the domains as the run did."""
     domains, recognized = data.domains, data.recognized
     # A split depends on the domain's position in the run's data
     places = [*range(len(domains))] if recognized is None else [domain.position for domain in recognized]
@@ -279,12 +279,12 @@ def _split(options: FilledEvaluateOptions, data: _Data) -> tuple[list[Split], li
         # Which of its images were trained on cannot be told, nor if another domain may have had the same groups
         if domain.trained and (domain.changed or (recorded and not intact.issuperset(range(len(recorded))))):
             splits[index] = Split(np.arange(len(domains[index])), np.arange(0))
-    groups = image_groups(domains, vars(options)) if options.group_column else None
-    if groups and (new := [index for index in range(len(domains)) if index not in splits]):
+    if new := [index for index in range(len(domains)) if index not in splits]:
+        groups = image_groups(domains, vars(options)) or []
         trained = [index for index in run_domains if index not in data.test_domains]
         seen = {groups[index][row] for index in trained for part in vars(splits[index]).values() for row in part}
         splits |= {index: _unseen(domains[index], groups[index], seen) for index in new}
-    return [splits[index] for index in range(len(domains))], groups
+    return [splits[index] for index in range(len(domains))]
 
 
 def _unseen(domain: Domain, groups: Sequence[str], seen: Container[str]) -> Split:
@@ -306,8 +306,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     check_bands(network, options.image_bands)
     data = data._replace(domains=[replace(domain, bands=bands_of(network)) for domain in data.domains])
     warn_of_other_values(network, data.domains)
-    run_splits, groups = _split(options, data)
-    domains, splits, positions = match_classes(network, data.domains, run_splits)
+    domains, splits, positions = match_classes(network, data.domains, _split(options, data))
     with_metadata = takes_metadata(network, domains, options.metadata_columns)
     unknown = sum(map(len, domains))
     for rows in (np.asarray(domain.metadata) for domain in domains if with_metadata):
@@ -327,7 +326,9 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     batches = accelerator.prepare(loader)
     answers = collect_outputs(described, batches, positions, accelerator.gather_for_metrics, temperature)
     name = run_arguments(options.model).get("model", options.model)
-    squares = group_squares(scored, groups or ())
+    squares: list[list[int]] = []
+    with suppress(MoeDgError):  # new data may have no such groups
+        squares = group_squares(scored, image_groups(domains, vars(options)) or []) if options.group_column else []
     return Evaluated(name, images, answers, data.test_domains, data.counted, data.roles, squares)
 
 

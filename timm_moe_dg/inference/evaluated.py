@@ -234,10 +234,9 @@ def score_table(evaluated: Evaluated) -> str:
     answers = evaluated.confusion.sum(0)
     most = int(answers.argmax())
     nearly_all = answers[most] >= NEARLY_ALL * answers.sum() and len(answers) > 1
-    lines.append(
-        f"most frequent answer: {evaluated.classes[most]!r}, {int(answers[most])} of {overall.images} images"
-        + f": nearly all, so look at balanced accuracy, {_number(overall.balanced_accuracy)}" * nearly_all
-    )
+    lines.append(f"most frequent answer: {evaluated.classes[most]!r}, {int(answers[most])} of {overall.images} images")
+    if nearly_all:
+        lines[-1] += f"; nearly all, so look at balanced accuracy, {_number(overall.balanced_accuracy)}"
     if "auc" in shown:
         lines.append(f"sensitivity: the recall of {evaluated.classes[1]!r}, the second of the two classes")
     if len(evaluated.counted) > 1:

@@ -24,11 +24,12 @@ from ..analysis.maps import draw_attention, draw_experts
 from ..analysis.plots import plot_accuracies, plot_learning_curves
 from ..analysis.run_view import RunView, open_run
 from ..cli.values import LOCAL
-from ..data import EvaluationImages, Split
+from ..data import EvaluationImages, Split, get_benchmark
 from ..data.splits import make_splits
 from ..errors import ArgumentError, DataError, MoeDgError, RecordError
 from ..finetuning.jobs import Job, tail
 from ..hub.folder import training_command
+from ..metrics import METRICS
 from ..networks.calibration import find_calibration
 from ..networks.trained import match_classes, takes_metadata
 from ..protocols.evaluation import Scores, collect_outputs, unseen_domains
@@ -224,7 +225,7 @@ def _run_rows(runs: Sequence[FinishedRun], unfinished: Sequence[Path], names: Ma
         reported = percent(headline.value) + headline.counted if run.test_domains else "-"
         validation = percent(validation_score(record)) + counted(validated)
         row = {"run": names[run.folder], "state": _job(run.folder).state(), "selected step": record.step}
-        rows.append({**row, "validation": validation, "reported": reported})
+        rows.append({**row, "score": METRICS[record.metric], "validation": validation, "reported": reported})
     for folder in unfinished:
         job = _job(folder)
         rows.append({"run": job.name, "state": f"{job.state()}, {job.progress()}"})
@@ -274,13 +275,15 @@ def _scores(view: RunView, settings: ReportSettings) -> list[Block]:
 
 
 def evaluate_network(view: RunView, settings: ReportSettings) -> Evaluated:
-    """Evaluates the network on in-splits of held-out domains and out-splits of others, which it was not trained on."""
+    """Evaluates the network on the reported part of held-out domains and on out-splits of the others."""
     tested, most = list(view.args["test_domains"]), settings.max_images
     args = {**view.args, **({"data_dir": view.data_dir} if view.data_dir else {})}
     training = [index for index in range(len(view.domains)) if index not in tested]
     splits = make_splits(view.domains, training, args)
     for index, split in enumerate(splits):
         inside, outside = (most, 0) if index in tested else (0, most)
+        if index in tested and get_benchmark(view.args["dataset"]).reported_split(view.domains) == "whole":
+            split = Split(np.sort(np.concatenate([split.inside, split.outside])), split.outside)
         splits[index] = Split(_sample(split.inside, inside), _sample(split.outside, outside))
     if not any(len(split.inside) + len(split.outside) for split in splits):
         raise DataError(f"dataset={view.args['dataset']!r}: has no image that the network was not trained on")

@@ -129,8 +129,8 @@ def positive_score(logits: Tensor) -> Tensor:
 def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
     """Returns `metrics.class_scores` on the in-splits: name -> score of each domain.
 
-    They are there on both splits ("whole_") too, and those of `METRICS` on out-splits ("out_"). "whole_same_answer" is
-    the share of the answer that is most frequent in the domain.
+    They are there on both splits ("whole_") too, and those of `METRICS` on out-splits ("out_"). "same_answer" is the
+    share of the most frequent answer.
     """
     columns = (predictions.predicted, predictions.target, predictions.positive)
     by_name: dict[str, list[float]] = defaultdict(list)
@@ -140,8 +140,8 @@ def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[s
             scores = class_scores(*(column[mask] for column in columns))
             for name in CLASS_SCORES if prefix != "out_" else METRICS.keys() & CLASS_SCORES.keys():
                 by_name[prefix + name].append(scores[name])
-        answers = torch.bincount(predictions.predicted[mask], minlength=1)
-        by_name["whole_same_answer"].append((answers.max() / answers.sum()).item())
+            answers = torch.bincount(predictions.predicted[mask], minlength=1)
+            by_name[f"{prefix}same_answer"].append((answers.max() / answers.sum()).item())
     return dict(by_name)
 
 
@@ -315,10 +315,8 @@ def _role_scores(
     ignored = [index for index, name in enumerate(names) if name == UNGROUPED]
     worst = worst_group(predicted, target, group, len(names), ignored)
     further: RoleScores = {}
-    if metric != "accuracy":
-        masks = {name: group == index for index, name in enumerate(names)}
-        by_group = {name: _class_score(metric, predicted[mask], target[mask]) for name, mask in masks.items()}
-        further = {"balanced_accuracy": _class_score("balanced_accuracy", predicted, target), "group_scores": by_group}
+    if metric == "balanced_accuracy":
+        further = {"balanced_accuracy": class_scores(predicted, target, target.new_empty(0))[metric]}
     return {
         "accuracy": accuracy(predicted, target).item(),
         "worst_accuracy": worst.accuracy,
@@ -328,7 +326,3 @@ def _role_scores(
         "num_samples": dict(zip(names, groups.num_samples.tolist(), strict=True)),
         **further,
     }
-
-
-def _class_score(metric: str, predicted: Tensor, target: Tensor) -> float:
-    return class_scores(predicted, target, target.new_empty(0))[metric]

@@ -53,7 +53,7 @@ _OPTIONAL_ARGS: Mapping[str, Kind] = {
 }
 _SCORES: Mapping[str, Kind] = dict.fromkeys(("accuracy", "worst_accuracy", "f1_macro"), _NUMBER)
 _OPTIONAL_SCORES: Mapping[str, Kind] = {
-    **dict.fromkeys(("group_accuracy", "group_scores", "num_samples"), dict),
+    **dict.fromkeys(("group_accuracy", "num_samples"), dict),
     "worst_group": str,
     "balanced_accuracy": _NUMBER,
 }
@@ -68,7 +68,6 @@ class RoleScores(TypedDict, total=False):
     f1_macro: float
     balanced_accuracy: float  # of runs with this metric
     group_accuracy: dict[str, float]
-    group_scores: dict[str, float]  # by the run's metric, if it is another
     num_samples: dict[str, int]  # group -> number of images
 
 
@@ -177,7 +176,7 @@ class Record:
         _check_values(tables["roles"], dict)
         for scores in tables["roles"].values():
             _check(scores, _SCORES, _OPTIONAL_SCORES)
-            for name in ("group_accuracy", "group_scores", "num_samples"):
+            for name in ("group_accuracy", "num_samples"):
                 _check_values(scores.get(name, {}), _NUMBER)
         _check_values(row, _NUMBER)
         columns = _pop_scores(row)

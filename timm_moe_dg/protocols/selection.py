@@ -20,7 +20,7 @@ import numpy as np
 from ..data import UNGROUPED
 from ..errors import RecordError
 from ..metrics import METRICS, wilson_interval
-from .records import OOD_VALIDATION, VALIDATION_ROLES, Record, RoleScores, Score
+from .records import OOD_VALIDATION, VALIDATION_ROLES, Record, RoleScores, Score, SplitName
 
 SelectionRule = Callable[[Sequence[Record]], Record]
 
@@ -42,24 +42,13 @@ def validation_score(record: Record, validated: Collection[int] | None = None) -
     return float(np.mean([scores[domain] for domain in counted])) if counted else nan
 
 
-def reported_score(record: Record) -> float:
-    """Returns the score on the reported split of the test domain, or the unweighted mean of several test domains."""
-    return _mean([record.scores_on(record.reported_split)[domain] for domain in record.test_domains])
+def held_out_score(record: Record, split: SplitName | None = None, metric: str | None = None) -> float:
+    """Returns a score on the test domain, or the unweighted mean of several test domains.
 
-
-def whole_score(record: Record) -> float:
-    """Returns the score on all images of the test domain, or the unweighted mean of several test domains."""
-    return _mean([record.scores_on("whole")[domain] for domain in record.test_domains])
-
-
-def transfer_score(record: Record) -> float:
-    """Returns the mean score on the test domains' out-splits, the measure of single-source generalization."""
-    return _mean([record.scores_on("out")[domain] for domain in record.test_domains])
-
-
-def class_score(name: str, record: Record) -> float:
-    """Returns a score of `metrics.CLASS_SCORES` on the reported split of the test domains."""
-    return _mean([record.scores_on(record.reported_split, name)[domain] for domain in record.test_domains])
+    The defaults are the run's reported split and its metric. See `Record.scores_on` for others.
+    """
+    scores = record.scores_on(split or record.reported_split, metric)
+    return _mean([scores[domain] for domain in record.test_domains])
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -121,7 +110,7 @@ def oracle(records: Sequence[Record]) -> Record:
         raise RecordError("records: a run holds out no domain to look at; select by training_domain_validation")
     # Of several records of a run, the dictionary keeps the last
     last = {_run(record): record for record in sorted(selectable(records), key=lambda record: record.step)}
-    return _best(list(last.values()), transfer_score)
+    return _best(list(last.values()), partial(held_out_score, split="out"))
 
 
 def validation_under_shift(records: Sequence[Record], score: Score) -> Record:
@@ -256,7 +245,7 @@ def headlines(record: Record) -> list[Headline]:
     meaning = f"the mean {metric} over the held-out {part}" if several else f"the {metric} on the held-out {part}"
     number = record.images(record.test_domains, record.reported_split)
     independent = record.independent_images(record.test_domains, record.reported_split)
-    return [Headline(meaning, reported_score(record), number, is_share and not several, independent)]
+    return [Headline(meaning, held_out_score(record), number, is_share and not several, independent)]
 
 
 def selected_scores(record: Record) -> dict[str, float]:
@@ -281,7 +270,8 @@ def summary(record: Record) -> str:
 
 def one_answer_of(record: Record) -> str:
     """Returns `one_answer` for the test domains of a record."""
-    return one_answer([record.scores_on("whole", "same_answer")[domain] for domain in record.test_domains])
+    shares = record.scores_on(record.reported_split, "same_answer")
+    return one_answer([shares[domain] for domain in record.test_domains])
 
 
 def one_answer(shares: Iterable[float]) -> str:
@@ -290,8 +280,10 @@ def one_answer(shares: Iterable[float]) -> str:
     The shares of the most frequent answer are by domain, NaN if not recorded.
     """
     least = min((share for share in shares if not isnan(share)), default=0.0)
+    if least < NEARLY_ALL:
+        return ""
     share = "all" if least == 1 else f"at least {floor(100 * least)}% of the"
-    return f"one class takes {share} answers in each domain" * (least >= NEARLY_ALL)
+    return f"one class takes {share} answers in each domain"
 
 
 def images(scores: RoleScores, groups: Sequence[str] | None = None) -> int | None:

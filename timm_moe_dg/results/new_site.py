@@ -53,7 +53,8 @@ class NewSite:
     def zero_in_words(self) -> str:
         """What reaches `zero`."""
         name = self.runs[0].records[0].args.get("most_frequent_class")
-        source = "guessing" if name is None else f"the most frequent class of the training images ({name})"
+        source = f"the most frequent class of the training images ({name})"
+        source = "guessing" if self.domains.zero.isna().all() else source
         return f"{source} gives {percent(self.zero)}%"
 
 
@@ -118,7 +119,7 @@ def _check_same_data(runs: Sequence[FinishedRun]) -> None:
 
 def _data(record: Record) -> dict[str, object]:
     facts = {name: record.args.get(name) for name in ("dataset", "num_classes")}
-    facts |= {"domains": domain_names([record]), "metric": record.metric}
+    facts |= {"domains": domain_names([record]), "metric": record.metric, "reported_split": record.reported_split}
     # The digest depends on the columns of metadata that a run reads
     digest = f"data of columns {columns}" if (columns := record.args.get("metadata_columns")) else "data"
     return {name: value for name, value in {**facts, digest: record.args.get("data")}.items() if value is not None}
@@ -135,7 +136,7 @@ def _observed(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.DataFr
         part = split or record.reported_split
         zeros = unseen_of_most_frequent(record, part)
         balanced = unseen_scores(record, part, "balanced_accuracy")
-        answers = unseen_scores(record, "whole", "same_answer")
+        answers = unseen_scores(record, part, "same_answer")
         for name, accuracy in unseen_scores(record, part).items():
             scores = (accuracy, *(table.get(name, nan) for table in (zeros, balanced, answers)))
             lines.append((row, len(record.training_domains), name, seed, *scores, *facts))
@@ -219,7 +220,7 @@ def recommendation(site: NewSite) -> str:
     elif best.low <= least:
         advice = f"test it on labeled images of each new site first, because {percent(best.low)}% is possible{zero}"
     else:
-        article = "a" if site.metric.startswith("b") else "an"
+        article = "a" if site.metric == "balanced accuracy" else "an"
         advice = f"deploy it if {article} {site.metric} of {percent(best.low)}% is enough at a new site"
     return f"{best.row}: {advice}."
 
@@ -293,7 +294,7 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
         compared.append(line)
     texts = pd.DataFrame({"held-out domain": domains.domain, site.metric: domains.accuracy.map(percent)})
     texts["most frequent class"] = domains.zero.map(percent)
-    if site.runs[0].metric == "accuracy":
+    if site.runs[0].metric == "accuracy" and domains.balanced.notna().any():
         texts["balanced"] = domains.balanced.map(percent)
     texts["validation"], texts["seeds"] = domains.validation.map(percent), domains.seeds.map(str)
     tables = {f"Held-out domains of {site.rows.row[0]}, the worst first": texts}

@@ -295,20 +295,32 @@ def group_scores(record: Record, role: str, name: str = "group_accuracy") -> Map
     return cast(Mapping[str, float], record.roles.get(role, {}).get(name, {}))
 
 
+def scores_by_group(record: Record, role: str, metric: str) -> Mapping[str, float]:
+    """Returns a score of each group of "id" or "ood" test images, by any name that `Record.scores_on` takes."""
+    if metric == "accuracy":
+        return group_scores(record, role)
+    scores = record.scores_on("in", metric)
+    return {group: scores[domain] for group, domain in _domains_of_groups(record, role).items()}
+
+
+def _domains_of_groups(record: Record, role: str) -> dict[str, int]:
+    """Group -> position of its domain."""
+    facts = enumerate(record.args.get("domain_facts") or ())
+    return {group: domain for domain, (domain_role, group, _) in facts if domain_role == role}
+
+
 def unseen_scores(record: Record, split: SplitName, metric: str | None = None) -> dict[str, float]:
     """Returns a score on a part of each held-out domain, for data with its own test domains on each "ood" group.
 
-    The score is by `metric`, by default the run's. Groups have that of the run and accuracies. Groups that were trained
-    on are left out, as is "Other". With pooled training domains no group is surely unseen.
+    The score is by `metric`, by default the run's. Groups that were trained on are left out, as is "Other". With pooled
+    training domains no group is surely unseen.
     """
     names = domain_names([record])
     if not record.roles:
         return {names[domain]: record.scores_on(split, metric)[domain] for domain in record.test_domains}
     trained = {names[domain].removeprefix(TRAINING_PREFIX) for domain in record.training_domains}
     # A single training domain has this name alone
-    recorded: dict[str, str] = {record.metric: "group_scores", "accuracy": "group_accuracy"}
-    groups = group_scores(record, "ood", recorded.get(metric or record.metric, ""))
-    groups = {} if TRAINING_PREFIX.strip() in trained else groups
+    groups = {} if TRAINING_PREFIX.strip() in trained else scores_by_group(record, "ood", metric or record.metric)
     return {group: score for group, score in groups.items() if group not in {*trained, UNGROUPED}}
 
 
@@ -320,8 +332,7 @@ def unseen_of_most_frequent(record: Record, split: SplitName) -> dict[str, float
     names = domain_names([record])
     places = {names[domain]: domain for domain in record.test_domains}
     if record.roles:
-        facts = enumerate(record.args.get("domain_facts") or ())
-        places, split = {group: domain for domain, (role, group, _) in facts if role == "ood"}, "in"
+        places, split = _domains_of_groups(record, "ood"), "in"
     zeros, unseen = _scores_of_most_frequent(record, split), unseen_scores(record, split)
     return {name: zeros[domain] for name, domain in places.items() if name in unseen and domain in zeros}
 
@@ -335,15 +346,18 @@ def validation_of_most_frequent(record: Record) -> float:
 
 def _scores_of_most_frequent(record: Record, split: SplitName) -> dict[int, float]:
     """The score that answering with that class alone has in a part of the domains with images, by position."""
+    counts, sizes = record.args.get("most_frequent") or (), record.args.get("split_sizes") or ()
+    classes, column = record.args.get("classes_present"), list(PARTS).index(split)
+    if record.metric != "accuracy" and not classes:
+        return {}
     scores: dict[int, float] = {}
-    names = ("most_frequent", "split_sizes", "classes_present")
-    rows = zip(*(record.args.get(name) or () for name in names), strict=False)
-    for domain, (counts, sizes, classes) in enumerate(rows):
-        count, size = sum(counts[PARTS[split]]), sum(sizes[PARTS[split]])
-        present = classes[list(PARTS).index(split)]
-        if size:
-            recall, f1 = float(count > 0) / present, 2 * count / (size + count) / present
-            scores[domain] = {"accuracy": count / size, "balanced_accuracy": recall, "f1_macro": f1}[record.metric]
+    for domain, pair in enumerate(zip(counts, sizes, strict=False)):
+        count, size = (sum(numbers[PARTS[split]]) for numbers in pair)
+        if size and record.metric == "accuracy":
+            scores[domain] = count / size
+        elif size and classes:
+            recall_or_f1 = float(count > 0) if record.metric == "balanced_accuracy" else 2 * count / (size + count)
+            scores[domain] = recall_or_f1 / classes[domain][column]
     return scores
 
 

@@ -23,11 +23,9 @@ from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
-    class_score,
     has_ood_validation,
-    reported_score,
+    held_out_score,
     rule_title,
-    transfer_score,
     validation_score,
 )
 from .runs import (
@@ -35,9 +33,9 @@ from .runs import (
     RowKey,
     by_row,
     domain_names,
-    group_scores,
     held_out_regions,
     joined_regions,
+    scores_by_group,
     trained_region,
 )
 
@@ -65,8 +63,8 @@ class Column(NamedTuple):
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
         "validation": Column("validation", validation_score),
-        "out_split": Column("out-split", transfer_score),
-        **{name: Column(title, partial(class_score, name)) for name, title in CLASS_SCORES.items()},
+        "out_split": Column("out-split", partial(held_out_score, split="out")),
+        **{name: Column(title, partial(held_out_score, metric=name)) for name, title in CLASS_SCORES.items()},
     }
 )
 
@@ -137,7 +135,7 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 def make_tables(
     runs: Sequence[FinishedRun],
     rules: Sequence[str] = RULES,
-    report: Callable[[Record], float] = reported_score,
+    report: Callable[[Record], float] = held_out_score,
     further: Sequence[Column] = (),
     by_group: bool = False,
 ) -> list[Table]:
@@ -151,8 +149,8 @@ def make_tables(
         by_group: Whether tables of the data's own test domains show every group.
     """
     # A final model, which was trained on all domains, has no test accuracy
-    with_test = sorted((run for run in runs if run.test_domains), key=lambda run: (run.dataset, run.metric))
-    data = [by_row(list(members)) for _, members in groupby(with_test, key=lambda run: (run.dataset, run.metric))]
+    with_test = sorted((run for run in runs if run.test_domains), key=_compared)
+    data = [by_row(list(members)) for _, members in groupby(with_test, key=_compared)]
     tables: list[Table] = []
     for rule in rules:
         made: list[Table] = []
@@ -165,9 +163,20 @@ def make_tables(
                 made.append(_held_out_table(frame, rule, report, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
-        if len(made) > 1 and all(AVERAGE in table.columns for table in made):
-            tables.append(_averages(rule, made))
+        for _, alike in groupby(sorted(made, key=_kind_of_score), key=_kind_of_score):
+            averaged = list(alike)
+            if len(averaged) > 1 and all(AVERAGE in table.columns for table in averaged):
+                tables.append(_averages(rule, averaged))
     return tables
+
+
+def _compared(run: FinishedRun) -> tuple[str, str, str]:
+    """Runs of one table have the same data set, metric and reported part of test domains."""
+    return run.dataset, run.metric, run.records[0].reported_split
+
+
+def _kind_of_score(table: Table) -> tuple[str, ...]:
+    return _compared(next(iter(table.runs.values()))[0])[1:]
 
 
 def is_tabled(run: FinishedRun, tables: Sequence[Table]) -> bool:
@@ -198,6 +207,8 @@ def _held_out_table(
     needed = leave_one_or_two_domains_out(len(names)) if rule == CROSS_VALIDATION else leave_one_domain_out(len(names))
     held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
+    if rule == "oracle" and report is held_out_score:
+        report = partial(held_out_score, split="in")  # since it selects on the out-split
     values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
     # A sweep may hold out some of the domains alone
     begun = sorted({domain for domains in held_out.test_domains if len(domains) == 1 for domain in domains})
@@ -216,9 +227,8 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
             titles = {source: f"{names[source]} (IID)", **{domain: names[domain] for domain in held_out}}
             whole = of_source.run.iloc[0].records[0].reported_split == "whole"
             columns = [Column(title, partial(_transfer, domain)) for domain, title in titles.items()]
-            columns += [Column(AVERAGE_OOD, reported_score if whole else transfer_score), *further]
+            columns += [Column(AVERAGE_OOD, partial(held_out_score, split="whole" if whole else "out")), *further]
             title = f"trained on {names[source]} alone and selected on its out-split, scores on out-splits"
-            title += " and whole held-out domains" if whole else ""
             shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
             kinds, missing = {"IID": [0], "OOD": range(1, len(names))}, _missing([held_out], runs)
             table = _table(runs, SINGLE_SOURCE, title, shares, missing, kinds)
@@ -269,7 +279,7 @@ def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[C
             columns.append(Column(f"{role} {title}", partial(_role_score, role, score)))
             kinds |= {_KINDS[role]: [len(columns) - 1]} if score == "accuracy" else {}
     for role in SCORED_ROLES if by_group else ():
-        groups = sorted({group for record in records for group in group_scores(record, role)})
+        groups = sorted({group for record in records for group in scores_by_group(record, role, "accuracy")})
         kinds |= {_KINDS[role]: range(len(columns), len(columns) + len(groups))} if groups else {}
         columns += [Column(f"{role} {group}", partial(_group_accuracy, role, group)) for group in groups]
     return columns, kinds
@@ -285,7 +295,7 @@ def _role_score(role: str, score: Score, record: Record) -> float:
 
 
 def _group_accuracy(role: str, group: str, record: Record) -> float | None:
-    return group_scores(record, role).get(group)
+    return scores_by_group(record, role, record.metric).get(group)
 
 
 def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
@@ -325,7 +335,8 @@ def _table(
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
     first, expected = next(iter(runs.run)), [runs.seed.nunique()] * len(columns)
     dataset, metric = first.dataset, "" if first.metric == "accuracy" else f"{METRICS[first.metric]}, "
-    title = f"{dataset}, {metric}{title}"
+    is_whole = first.records[0].reported_split == "whole" and rule != "oracle"
+    title = f"{dataset}, {metric}{'whole domains, ' if is_whole else ''}{title}"
     return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing, kinds=kinds)
 
 
@@ -335,7 +346,9 @@ def _averages(rule: str, tables: Sequence[Table]) -> Table:
     averages = [at(table.scores, "column", position) for table, position in pairs]
     scores = side_by_side([*averages, average(pd.concat(averages), len(tables))])
     expected = [table.expected[position] for table, position in pairs]
-    title, columns = f"averages of the domains, selection by {rule_title(rule)}", [table.dataset for table in tables]
+    metric = METRICS[next(iter(tables[0].runs.values()))[0].metric]
+    title = f"averages of the domains{'' if metric == 'accuracy' else f', {metric}'}, selection by {rule_title(rule)}"
+    columns = [table.dataset for table in tables]
     rows = sorted({row for table in tables for row in table.rows})
     return Table(AVERAGES, rule, title, [*columns, AVERAGE], rows, scores, [*expected, max(expected)])
 

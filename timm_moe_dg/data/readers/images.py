@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from ...errors import ImageReadError, MissingDependencyError, check_regular_file, is_of_handles
+from ...errors import ImageReadError, MissingDependencyError, check_regular_file, too_many_open_files
 from ..bands import RGB, Bands
 from .rasters import (
     EIGHT_BIT,
@@ -116,7 +116,7 @@ def read_pixels(
         remedy = "cut it into tiles, or leave the file out"
         raise ImageReadError(f"image={path!r}: is larger than {limit:,} pixels; {remedy}") from error
     except Exception as error:  # decoders raise any class on broken files: KeyError, IndexError, struct.error ...
-        if is_of_handles(error):
+        if too_many_open_files(error):
             raise
         raise ImageReadError(f"image={path!r}: cannot be decoded ({error}); {REPAIR}") from error
 

@@ -20,7 +20,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
-from ...errors import DataError, ImageReadError, check_regular_file, is_of_handles, needs
+from ...errors import DataError, ImageReadError, check_regular_file, needs, too_many_open_files
 from ..bands import RGB, Bands, describes_rgb
 
 Source: TypeAlias = str | BinaryIO
@@ -99,7 +99,7 @@ def open_raster(path: str, argument: str = "image", file: BinaryIO | None = None
             dataset = stack.enter_context(rasterio.open(name, driver=driver))
             raster = Raster(dataset, path, argument, pages[page] if pages else {})
         except Exception as error:  # Pillow's reader of tags raises any class
-            if is_of_handles(error):
+            if too_many_open_files(error):
                 raise
             reason = getattr(error, "strerror", None) or error
             remedy = "copy it again if it was cut short, or convert it"
