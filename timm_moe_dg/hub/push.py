@@ -50,8 +50,9 @@ def push_folder(
             _check_same_model(api, folder, repo_id, revision)
         edited = _edited(api, folder, repo_id, revision) if exists else set()
         if not replace_model and (others := sorted(edited - {CARD})):
-            remedy = "would be replaced, and are not as this command wrote them last; delete them, or give --replace-model"
-            raise ArgumentError.of("repo_id", repo_id, f"{', '.join(others)} there {remedy}")
+            reason = "would be replaced, and are not as this command wrote them last"
+            remedy = f"{', '.join(others)} there {reason}; delete them there, or give --replace-model"
+            raise ArgumentError.of("repo_id", repo_id, remedy)
         # None leaves the visibility to the settings of an organization.
         api.create_repo(repo_id, private=private or None, exist_ok=True)
     operations = _additions(folder, repo_id, edited & {CARD})
