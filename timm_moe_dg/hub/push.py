@@ -106,7 +106,7 @@ def _edited(api: HfApi, folder: Path, repo_id: str, revision: str | None = None,
 def _additions(folder: Path, repo_id: str, kept: set[str]) -> list[CommitOperationAdd]:
     """Lists the files to send, and logs those that stay as they were edited on the Hub."""
     for name in sorted(kept):
-        _logger.warning(f"repo_id={repo_id!r}: keeps {name} as edited there, with its numbers; delete it there for a new one")
+        _logger.warning(f"repo_id={repo_id!r}: keeps {name} as edited, with its numbers; delete it there for a new one")
     return [CommitOperationAdd(name, path) for name, path in _contents(folder).items() if name not in kept]
 
 
