@@ -19,6 +19,7 @@ NEXT_OPTION = "    cpu_threads: int | None = option("
 TOY = '    toy_decay: float = option(0.0, type=non_negative, help="a toy (default: %(default)s)")\n'
 SIZE = ["--model-kwargs", "embed_dim=24", "depth=2", "num_heads=2", "patch_size=8"]
 RUN = ["--model", "deit_tiny_patch16_224", *SIZE, "--steps", "4", "--eval-freq", "3", "-b", "2", "--workers", "0"]
+RUN += ["--save-rules", "oracle"]
 
 
 @pytest.fixture(scope="module")

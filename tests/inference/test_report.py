@@ -137,7 +137,7 @@ def test_without_experts_data_network_or_matplotlib_a_page_has_the_rest(run, dat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("classes", "domains", "images"), [(1, 2, 1), (16, 12, 13)])
+@pytest.mark.parametrize(("classes", "domains", "images"), [(1, 2, 1), (16, 12, 16)])
 def test_awkward_sizes(tmp_path, classes, domains, images):
     names = [f"d{number}" for number in range(domains)], [f"class number {number}" for number in range(classes)]
     data = paint(tmp_path / "data", *names, images=1)
