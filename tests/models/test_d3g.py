@@ -176,3 +176,10 @@ def test_a_file_of_weights_brings_the_size_of_its_index(query: str, tmp_path: Pa
         save_for_hf(again, str(tmp_path), safe_serialization=True)
         saved = timm.create_model(f"local-dir:{tmp_path}").eval()
         assert len(saved.metadata_encoder.encoder.owners) == len(first.metadata_encoder.encoder.owners)
+
+
+def test_feature_maps_of_timms_wrapper_are_those_of_the_blocks() -> None:
+    network = timm.create_model("d3g_tiny_patch16", **SIZES, features_only=True, out_indices=(0,)).eval()
+    with torch.no_grad():
+        (features,) = network(torch.randn(2, 3, 16, 16))
+    assert features.shape == (2, 24, 2, 2)

@@ -315,5 +315,6 @@ def d3g_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> DomainHeadsVisi
     """DeiT-Ti/16 with five heads, a baseline of moge_tiny. Options are those of `DomainHeadsVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
     model = create_moe_vit(DomainHeadsVisionTransformer, "d3g_tiny_patch16", pretrained, _filter_fn, **model_args)
-    update_model_args(model, index_points=len(model.metadata_encoder.encoder.owners))
+    if isinstance(model, DomainHeadsVisionTransformer):  # and none of timm's wrappers
+        update_model_args(model, index_points=len(model.metadata_encoder.encoder.owners))
     return model
