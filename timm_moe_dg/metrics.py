@@ -96,6 +96,18 @@ def wilson_interval(share: float, number: float) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
+def independent_number(number: int, squares: Sequence[int]) -> float:
+    """Returns how many independent samples a number of samples in groups is worth: n^2 / sum(m^2), for groups of m.
+
+    Samples of a group count as if their answers were always right or wrong together (Kish, "Survey Sampling", 1965: the
+    effective size of clusters). `squares` are parts of the sum.
+
+    >>> independent_number(33, [11 * 3**2])
+    11.0
+    """
+    return number**2 / sum(squares)
+
+
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """Counts how often each target (row) was given each prediction (column): (N,) class indices -> (C, C) int64.
 

@@ -49,7 +49,7 @@ class StepContext:
         return value + (self.reduce(value.detach()) - value.detach())
 
     def mean_weight(self, weights: Tensor, targets: Tensor) -> Tensor:
-        """Adds up the weights (C, ...) of a part's images by class; the mean over the step's parts and processes.
+        """Returns the sum of the weights (C, ...) of images by class, as a mean over the step's parts and processes.
 
         A sum over images, divided by this instead of the part's own weight, is exact however a step is divided.
         """

@@ -187,14 +187,17 @@ def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
     width = min(max(6.0, 1.2 + 1.1 * max(len(table.columns) for table in tables)), MAX_WIDTH)
     line = text_size(width) / 50  # height of a line of text, inches
     handles: list[Any] = [swatch(colors[row], fitted(f"{row} ({_seeds(tables, row)})", 60)) for row in rows]
-    names = {name for table in tables for name, _ in [zeros(table)] if name}
+    of_tables = [zeros(table) for table in tables]
+    names = {name for name, _ in of_tables if name}
     handles += [line_handle(name, color="black", linestyle=":") for name in sorted(names)]
     # Names beside each other have room for 60 letters
     upright = max(sum(map(len, table.columns)) for table in tables) > 60
     with picture(path, width, (6.0 if upright else 4.0) * len(tables) + 0.4 + line * len(handles)) as figure:
         panels = figure.subplots(len(tables), squeeze=False)[:, 0]
-        for table, axes in zip(tables, panels, strict=True):
+        for table, (_, values), axes in zip(tables, of_tables, panels, strict=True):
             _bars(axes, table, colors)
+            positions = np.arange(len(table.columns))
+            axes.hlines(values, positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
             axes.tick_params(axis="x", rotation=90 if upright else 0)
         figure.legend(handles=handles, loc="outside lower center")
 
@@ -234,7 +237,6 @@ def _bars(axes: "Axes", table: "Table", colors: Mapping["RowKey", str]) -> None:
     for number, row in enumerate(sorted(table.rows)):
         cells, shift = 100 * summary.loc[row], (number - (len(table.rows) - 1) / 2) * width
         axes.bar(positions + shift, cells["mean"], width, yerr=cells.error.fillna(0.0), color=colors[row])
-    axes.hlines(zeros(table)[1], positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
     axes.set_xticks(positions, [fitted(title, 24) for title in table.columns])
     metrics = {METRICS[runs[0].metric] for runs in table.runs.values()} or {"accuracy"}
     axes.set(ylabel=f"{metrics.pop()} (%)", ylim=(0, 100), title=fitted(table.title, 60))

@@ -101,7 +101,7 @@ def _log_groups(argument: str, groups: Sequence[Sequence[str]]) -> None:
 
 
 def group_squares(splits: Sequence[Split], groups: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Sums (number of images)^2 over the groups in both splits of each domain; an empty list without groups."""
+    """Sums (number of images)^2 over the groups in both splits of each domain. Without groups the list is empty."""
     squares = []
     for split, members in zip(splits, groups, strict=False):
         counts = [Counter(members[row] for row in rows) for rows in (split.inside, split.outside)]

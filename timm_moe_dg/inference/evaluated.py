@@ -13,7 +13,7 @@ from torch import Tensor
 from ..analysis.style import category_color, fitted, optional_picture, picture, text_size
 from ..cli.text import one_line
 from ..data import Domain, EvaluationImages
-from ..metrics import CLASS_SCORES, CalibrationBins, calibration_bins, confusion_matrix
+from ..metrics import CLASS_SCORES, CalibrationBins, calibration_bins, confusion_matrix, independent_number
 from ..protocols.evaluation import (
     Assessment,
     Outputs,
@@ -245,7 +245,7 @@ def score_table(evaluated: Evaluated) -> str:
         lines.append(f"average of {len(evaluated.counted)} domains {assessment.average:.4f}")
         squares = [sum(evaluated.group_squares[index]) for index in assessment.worst if evaluated.group_squares]
         number = sum(scores.images for scores in worst)
-        images = counted(number, worst[0].accuracy, number**2 / sum(squares) if squares else None)
+        images = counted(number, worst[0].accuracy, independent_number(number, squares) if squares else None)
         lines.append(f"worst domain {names} {worst[0].accuracy:.4f}{images}")
     return "\n".join(map(one_line, lines))
 

@@ -236,16 +236,18 @@ class DomainHeadsVisionTransformer(VisionTransformer):
         """
         relations, old_head = self.metadata_encoder.encoder, self.head
         numbers = list(range(len(before))) if relations.numbers is None else relations.numbers.tolist()
-        kept = {column: before.index(name) for column, name in enumerate(names) if name in before}
+        old_columns = {column: before.index(name) for column, name in enumerate(names) if name in before}
         unused = itertools.count(max(numbers) + 1)
-        numbers = [numbers[kept[column]] if column in kept else next(unused) for column in range(len(names))]
+        numbers = [
+            numbers[old_columns[column]] if column in old_columns else next(unused) for column in range(len(names))
+        ]
         self.num_domains = relations.num_domains = len(names)
         relations.out_features = self.metadata_encoder.out_features = 2 * len(names)
         # Usual numbers are in no checkpoint
         relations.allocate(0, None if numbers == list(range(len(names))) else torch.tensor(numbers))
         self.reset_classifier(self.num_classes)
         for key, value in self.head.named_parameters():
-            value[:, list(kept)] = old_head.get_parameter(key)[:, list(kept.values())]
+            value[:, list(old_columns)] = old_head.get_parameter(key)[:, list(old_columns.values())]
         update_model_args(self, num_domains=len(names), index_points=0)
         carried, new = (", ".join(name for name in names if (name in before) is known) for known in (True, False))
         _logger.info(f"heads of domains that are kept, by name: {carried or 'none'}; new: {new or 'none'}")

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypedDict
 
 from ..cli.values import Kind, fits
 from ..errors import RecordError, check_regular_file
-from ..metrics import Metric
+from ..metrics import Metric, independent_number
 from .options import Arguments, mistyped
 from .run_identity import check_format
 
@@ -133,13 +133,11 @@ class Record:
         return None if sizes is None else sum(sum(sizes[domain][PARTS[split]]) for domain in domains)
 
     def independent_images(self, domains: Sequence[int], split: SplitName = "in") -> float | None:
-        """Number of independent images that is worth as much as those of `images`, with --group-column; else None.
-
-        Images of a group count as if their answers were always right or wrong together. The number is n^2 / sum(m^2)
-        for n images in groups of m (Kish, "Survey Sampling", 1965: the effective size of clusters).
-        """
+        """Returns `metrics.independent_number` of the images of `images`, with --group-column; else None."""
         squares, number = self.args.get("group_squares"), self.images(domains, split)
-        return number**2 / sum(sum(squares[domain][PARTS[split]]) for domain in domains) if squares and number else None
+        if not squares or not number:
+            return None
+        return independent_number(number, [sum(squares[domain][PARTS[split]]) for domain in domains])
 
     @property
     def scores(self) -> dict[str, float]:
