@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from .cli.arguments import (
-    IMPORTS,
+    ImportOptions,
     TrainedModelOptions,
     call_text,
     checked,
     declared,
     describe_keywords,
+    fields_of,
     refuse_autocast,
 )
 from .cli.tool import OPTION, import_modules, needs_train
@@ -131,9 +132,7 @@ def finetune(**options: Any) -> Run | None:
         from .finetuning.messages import RunLog
         from .finetuning.resume import nothing_to_do, parse_resumable
     values, modules = _checked_options("finetune", RunOptions, options)
-    parser = run_parser()
-    parser.raises = True
-    filled = parse_resumable(parser, (), values)
+    filled = parse_resumable(run_parser(), (), values)
     if text := nothing_to_do(filled):
         _logger.warning(text)
         return Run(Path(filled.output, filled.experiment or ""))
@@ -288,8 +287,8 @@ def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
 
 def _checked_options(function: str, table: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns checked options by name and the names of the user's modules, which are imported."""
-    values = checked(function, table, options)
-    modules = values.pop(IMPORTS, [])
+    values = checked(fields_of(table, ImportOptions), options, function)
+    modules = values.pop("imports", [])
     import_modules(modules)
     return values, modules
 

@@ -9,17 +9,17 @@ than --tolerance, nothing is written. preprocessing.json describes inputs and
 classes.
 """
 
-import argparse
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from PIL import Image
 
-from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, parse_arguments
+from timm_moe_dg.cli.arguments import TrainedModelOptions, add_options, model_keywords, option, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.data.readers.folders import find_images
 from timm_moe_dg.data.readers.images import read_pixels
@@ -48,20 +48,27 @@ MAIN = ["model", "pretrained", "initial_checkpoint", "img_size", "model_kwargs",
 MAIN += ["tolerance", "output", "force"]
 
 
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The programs to write."""
+
+    formats: Sequence[str] = option(tuple(FORMATS), nargs="+", choices=tuple(FORMATS), metavar="NAME",
+        help=f"formats to write: {', '.join(FORMATS)} (default: all; ONNX has opset {OPSET})")
+    images: Sequence[str] | None = option(None, nargs="+", metavar="IMAGES",
+        help="files, folders or patterns to compare on (default: scikit-learn's photographs)")
+    tolerance: float = option(1e-4, type=float, metavar="X",
+        help="largest absolute difference of logits (default: %(default)s)")
+    output: str | None = option(None, metavar="DIR", help="folder of the programs (default: print the table only)")
+    force: bool = option(False, help="replace existing files")
+# fmt: on
+
+
 def build_parser() -> ToolParser:
     """Builds the command line."""
     parser = tool_parser("export.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
     add_options(parser, "model", TrainedModelOptions)
-    add = parser.add_argument_group("programs").add_argument
-    formats = f"formats to write: {', '.join(FORMATS)} (default: all; ONNX has opset {OPSET})"
-    add("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="NAME", help=formats)
-    images = "files, folders or patterns to compare on (default: scikit-learn's photographs)"
-    add("--images", nargs="+", metavar="IMAGES", help=images)
-    tolerance = "largest absolute difference of logits (default: %(default)s)"
-    add("--tolerance", type=float, default=1e-4, metavar="X", help=tolerance)
-    add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="DIR", help="folder of the programs (default: print the table only)")
-    add("--force", action=argparse.BooleanOptionalAction, default=False, help="replace existing files")
+    add_options(parser, "programs", ExportOptions)
     return parser
 
 

@@ -10,7 +10,7 @@ does on new images. An earlier page is replaced.
 
 from collections.abc import Sequence
 
-from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options
+from timm_moe_dg.cli.arguments import LoaderOptions, add_device_option, add_options, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import output_file, positive_int, run_folder
 from timm_moe_dg.inference.report import ReportSettings, report
@@ -37,7 +37,7 @@ def build_parser() -> ToolParser:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    args = build_parser().parse_args(argv)
+    args = parse_arguments(build_parser(), argv)
     output = args.output or args.folder / FILE
     settings = ReportSettings(args.data_dir, args.device, args.batch_size, args.workers, args.max_images)
     report(args.folder, output, settings)

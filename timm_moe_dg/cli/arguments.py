@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, Any]  # values by option name, as parsed or as read from YAML
 Declared = TypeVar("Declared", bound="DataclassInstance")
-IMPORTS = "imports"
 _DECLARATION = "declaration"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast: a sweep reads many files
 
@@ -74,30 +73,57 @@ def parse_arguments(
 ) -> argparse.Namespace:
     """Parses a command line, the YAML file that its `--config` names, and the args.yaml of a run to resume.
 
-    The command line wins over the file of `--config`, and this one over the saved args.yaml. Keywords of a Python call
-    take the place of a command line. They are those that `checked` returns.
+    The command line wins over the file of `--config`, and this one over the saved args.yaml. Tables such as
+    `model_kwargs` are merged. Keywords of a Python call, as `checked` returns them, take the place of a command line.
 
     Raises:
         ArgumentError: A file is missing, is not a table, or has an entry that is not an option.
     """
-    # A parser of --config alone, because the options in that file may be required ones
-    finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("-c", "--config", default=keywords.get("config"))
-    files = {"resume": saved, "config": finder.parse_known_args(argv)[0].config}
-    tables = {name: read(str(path), name) for name, path in files.items() if path is not None}
-    for name, table in tables.items():
-        for key, value in table.items():
-            if key == "config" and value is not None:
-                remedy = f"names a file itself, {value!r}; write its options here"
-                raise ArgumentError.of(name, str(files[name]), remedy)
-            if (word := _option_name(key)) not in parser._option_string_actions:
-                reason = f"{key!r} is not an option of {parser.prog}{parser.suggestion(word)}"
-                raise ArgumentError.of(name, str(files[name]), reason)
-    # As words, the entries of a file pass argparse's own checks: set_defaults checks neither choices nor numbers
-    words = [word for table in tables.values() for entry in table.items() for word in _joined(option_words(*entry))]
-    args = parser.parse_args([*words, *argv])
-    vars(args).update(keywords)
+    args = parser.parse_args(argv)
+    values = given_options(parser, args, saved, read, keywords)
+    defaults = {name: _default(item) for name, item in parser.options.items()}
+    if missing := [_option_name(name) for name in defaults if defaults[name] is MISSING and name not in values]:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    vars(args).update({**defaults, **values})
     return args
+
+
+def given_options(
+    parser: ToolParser,
+    args: argparse.Namespace,
+    saved: Path | None = None,
+    read: Callable[[str, str], Options] = read_yaml,
+    keywords: Options = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Returns the options that were given, by name and checked; see `parse_arguments`."""
+    words = {name: value for name, value in vars(args).items() if name in parser.options}
+    try:
+        values = {**checked(parser.options, words, parser.prog), **keywords}
+    except ArgumentError as error:
+        parser.error(str(error))
+    tables = []
+    for name, path in (("resume", saved), ("config", values.get("config", vars(args).get("config")))):
+        if path is not None:
+            table = {str(key).replace("-", "_"): value for key, value in read(str(path), name).items()}
+            if table.get("config") is not None:
+                remedy = f"names a file itself, {table['config']!r}; write its options here"
+                raise ArgumentError.of(name, str(path), remedy)
+            try:
+                given = {key: value for key, value in table.items() if value is not None or key not in parser.options}
+                tables.append(checked(parser.options, given, parser.prog))
+            except ArgumentError as error:
+                raise ArgumentError.of(name, str(path), str(error)) from None
+    return merged(*tables, values)
+
+
+def merged(*tables: Options) -> dict[str, Any]:
+    """Merges tables of options, the later ones over the earlier; tables inside them, such as model_kwargs, as well."""
+    joined: dict[str, Any] = {}
+    for table in tables:
+        for name, value in table.items():
+            both = isinstance(value, Mapping) and isinstance(joined.get(name), Mapping)
+            joined[name] = merged(joined[name], value) if both else value
+    return joined
 
 
 def option_words(name: str, value: object) -> list[str]:
@@ -117,11 +143,6 @@ def option_words(name: str, value: object) -> list[str]:
     return [option, *map(str, value)] if isinstance(value, list) else [option, str(value)]
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Writes --name value as --name=value, so that no value is taken for an option or a positional argument."""
-    return ["=".join(words)] if len(words) == 2 else words
-
-
 def _option_name(name: object) -> str:
     return "--" + str(name).replace("_", "-")
 
@@ -139,10 +160,6 @@ class Declaration:
     def long_names(self) -> list[str]:
         """Returns the further spellings as names of table entries, such as test_envs."""
         return [name.removeprefix("--").replace("-", "_") for name in self.spellings if name.startswith("--")]
-
-
-_IMPORTS_HELP = "names of modules to import first, with routers, methods, data sets or losses of your own"
-_IMPORTS = Declaration((), None, _IMPORTS_HELP, {})
 
 
 def option(
@@ -170,38 +187,47 @@ def declared(table: "type[DataclassInstance]") -> dict[str, Declaration]:
     return {item.name: item.metadata[_DECLARATION] for item in fields(table) if _DECLARATION in item.metadata}
 
 
-def add_options(parser: argparse.ArgumentParser, title: str, *tables: "type[DataclassInstance]") -> None:
-    """Adds the options of dataclasses to a parser, as a group with a title."""
+def fields_of(*tables: "type[DataclassInstance]") -> "dict[str, Field[Any]]":
+    """Returns the fields of dataclasses that are options, by name."""
+    return {item.name: item for table in tables for item in fields(table) if _DECLARATION in item.metadata}
+
+
+def add_options(parser: ToolParser, title: str, *tables: "type[DataclassInstance]") -> None:
+    """Adds the options of dataclasses to a parser, as a group with a title. `parse_arguments` checks their values."""
     group = parser.add_argument_group(title)
-    for item in (item for table in tables for item in fields(table) if _DECLARATION in item.metadata):
+    for name, item in fields_of(*tables).items():
         declaration: Declaration = item.metadata[_DECLARATION]
         # Single letters first. Of the long spellings argparse takes the first as the attribute's name
-        spellings = sorted((_option_name(item.name), *declaration.spellings), key=lambda word: word.startswith("--"))
+        spellings = sorted((_option_name(name), *declaration.spellings), key=lambda word: word.startswith("--"))
         group.add_argument(*spellings, **_keywords(item, declaration))
         if declaration.shorthand:
             shorthand, value = declaration.shorthand
-            same = f"the same as {spellings[-1]} {value}"
-            group.add_argument(shorthand, action="store_const", const=value, dest=item.name, help=same)
+            words = {"help": f"the same as {spellings[-1]} {value}", "default": argparse.SUPPRESS}
+            group.add_argument(shorthand, action="store_const", const=value, dest=name, **words)
+    parser.options |= fields_of(*tables)
 
 
 def from_parsed(table: type[Declared], parsed: Options, **further: object) -> Declared:
-    """Makes a dataclass of options from the values that argparse returned; KEY=VALUE pairs become tables.
+    """Makes a dataclass of options from the values of `parse_arguments`.
 
     `further` holds the fields that are no options, such as positional arguments.
     """
-    pairs = {name for name, declaration in declared(table).items() if declaration.keywords.get("type") is key_value}
-    tables = {name: dict(parsed[name]) for name in pairs if parsed[name] is not None}
-    values = {name: tables.get(name, parsed[name]) for name in declared(table)}
-    return table(**values, **further)
+    return table(**{name: parsed[name] for name in declared(table)}, **further)
 
 
 def _keywords(item: "Field[Any]", declaration: Declaration) -> dict[str, Any]:
-    number = {"metavar": "N" if declaration.keywords.get("type") in WHOLE_NUMBERS else "X"}
-    number = number if "type" in declaration.keywords else {}
-    boolean = {"action": argparse.BooleanOptionalAction} if isinstance(item.default, bool) else {}
-    default = _default(item)
-    given = {"required": True} if default is MISSING else {"default": default}
-    return {"help": declaration.help, **given, **number, **boolean, **declaration.keywords}
+    keywords = {name: value for name, value in declaration.keywords.items() if name not in ("type", "choices")}
+    if "type" in declaration.keywords:
+        keywords = {"metavar": "N" if declaration.keywords["type"] in WHOLE_NUMBERS else "X", **keywords}
+    elif "choices" in declaration.keywords:
+        keywords = {"metavar": f"{{{','.join(declaration.keywords['choices'])}}}", **keywords}
+    elif isinstance(item.default, bool):
+        keywords = {"action": argparse.BooleanOptionalAction, **keywords}
+    return {**keywords, "help": _help(item).replace("%", "%%"), "default": argparse.SUPPRESS}
+
+
+def _help(item: "Field[Any]") -> str:
+    return item.metadata[_DECLARATION].help % {"default": _default(item)}
 
 
 def _default(item: "Field[Any]") -> Any:
@@ -216,6 +242,14 @@ def available_cpus() -> int:
 
 
 # fmt: off
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Modules of the user, which Python calls name; commands have --import."""
+
+    imports: Sequence[str] = option((), nargs="+",
+        help="names of modules to import first, with routers, methods, data sets or losses of your own")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelOptions:
     """A trained network and its weights; `load_trained` takes their values."""
@@ -267,60 +301,84 @@ def add_device_option(add: Callable[..., Any]) -> None:
     add("--device", type=usable_device, default=default_device(), metavar="NAME", help=words)
 
 
-def checked(function: str, table: "type[DataclassInstance]", keywords: Options) -> dict[str, Any]:
-    """Checks the keyword arguments of a Python call as argparse checks words, and returns them by field name.
+def checked(options: "Mapping[str, Field[Any]]", values: Options, owner: str) -> dict[str, Any]:
+    """Converts raw values of options, from words, keywords or a file, and returns them by field name.
 
-    `imports`, names of modules, is among them. A None that stands for the default is left out.
+    Texts are read as on a command line. A None that stands for the default is left out.
+
+    Args:
+        options: Those of `fields_of`.
+        values: Raw values by any spelling of an option.
+        owner: Function or tool, for the error message.
 
     Raises:
         OptionError: There is no option of this name.
         ArgumentError: A value is of the wrong type or out of range.
     """
-    declarations = {**declared(table), IMPORTS: _IMPORTS}
-    kinds = {item.name: option_kind(item.type) for item in fields(table)} | {IMPORTS: [str]}
-    defaults = {item.name: item.default for item in fields(table)}
-    others = {other: name for name, declaration in declarations.items() for other in declaration.long_names()}
-    values = {}
-    for given, value in keywords.items():
+    others = {
+        other: name for name, item in options.items() for other in item.metadata[_DECLARATION].long_names()
+    }
+    result = {}
+    for given, value in values.items():
         name = others.get(given, given)
-        if name not in declarations:
-            remedy = did_you_mean(name, [*declarations, *others]) or f"help(timm_moe_dg.{function}) lists the options"
-            raise OptionError.of(name, value, f"{function} has no such option; {remedy}")
-        if value is not None or defaults.get(name) is not None:
-            values[name] = _checked_value(given, value, kinds[name], declarations[name].keywords)
-    return values
+        if name not in options:
+            remedy = did_you_mean(name, [*options, *others]) or "see --help, or help() of the function"
+            raise OptionError.of(given, value, f"{owner} has no such option; {remedy}")
+        if value is not None or options[name].default is not None:
+            result[name] = _checked_value(given, value, options[name])
+    return result
 
 
-def _checked_value(name: str, value: object, kind: Kind, keywords: Options) -> Any:
-    """Checks type, choices and range of a value, and reads texts as argparse does."""
-    plain, read, is_list = _plain(value), keywords.get("type"), isinstance(kind, list)
-    if is_list and not isinstance(plain, list):
-        plain = [plain]
-    if not fits(plain, kind):
-        raise ArgumentError.of(name, value, f"must be {described(kind)}")
-    if isinstance(plain, dict):
-        for key, item in plain.items():
-            if not isinstance(key, str) or not _is_literal(item):
-                raise ArgumentError.of(name, {key: item}, "give texts, numbers and lists of them by name")
-        return json_object(json.dumps(plain)) if read is json_object else plain
-    if plain == [] and read is position_or_name:
-        plain = ["none"]  # as words name no domain
-    if plain == [] and keywords.get("nargs") == "+":
+def _checked_value(name: str, value: object, item: "Field[Any]") -> Any:
+    """Checks type, choices and range of a value, and reads texts as words."""
+    kind, keywords = option_kind(item.type), item.metadata[_DECLARATION].keywords
+    plain, read = _plain(value), keywords.get("type")
+    if kind is dict:
+        return _checked_table(name, plain, read)
+    if not isinstance(kind, list):
+        return _checked_item(name, plain, kind, keywords)
+    items = plain if isinstance(plain, list) else [plain]
+    if not items and read is position_or_name:
+        return ["none"]  # as words name no domain
+    if not items and keywords.get("nargs") == "+":
         raise ArgumentError.of(name, value, "give at least one, or leave it out")
-    items = [_checked_item(name, item, keywords) for item in (plain if is_list else [plain])]
-    return items if is_list else items[0]
+    return [_checked_item(name, each, kind[0], keywords) for each in items]
 
 
-def _checked_item(name: str, item: Any, keywords: Options) -> Any:
+def _checked_table(name: str, value: Any, read: Callable[[str], Any]) -> dict[str, Any]:
+    is_json = read is json_object
+    try:
+        if isinstance(value, str):
+            value = read(value) if is_json else [value]
+        if isinstance(value, list) and all(isinstance(pair, str) for pair in value) and not is_json:
+            value = dict(map(read, value))
+    except argparse.ArgumentTypeError as error:
+        raise ArgumentError.of(name, value, str(error)) from None
+    if not isinstance(value, dict):
+        raise ArgumentError.of(name, value, "must be a mapping")
+    for key, item in value.items():
+        if not isinstance(key, str) or not _is_literal(item):
+            raise ArgumentError.of(name, {key: item}, "give texts, numbers and lists of them by name")
+    return json_object(json.dumps(value)) if is_json else value
+
+
+def _checked_item(name: str, item: Any, kind: Kind, keywords: Options) -> Any:
     read, choices = keywords.get("type"), keywords.get("choices")
     if choices and item not in choices:
         raise ArgumentError.of(name, item, did_you_mean(str(item), choices) or f"choose from {', '.join(choices)}")
-    if read is None or (read is position_or_name and isinstance(item, int)):
+    if fits(item, kind) and (read is None or (read is position_or_name and isinstance(item, int))):
         return item
+    by_kind = next((type_ for type_ in (str, float, int) if fits(type_(), kind)), None)
+    is_number = isinstance(item, int | float) and not isinstance(item, bool)
+    # Words are texts, and names such as 2026 are numbers in a file
+    if not (isinstance(item, str) and (read or by_kind)) and not (is_number and (fits(item, kind) or by_kind is str)):
+        raise ArgumentError.of(name, item, f"must be {described(kind)}")
     try:
-        return read(str(item))
-    except (argparse.ArgumentTypeError, ValueError) as error:
+        return (read or by_kind)(str(item))
+    except argparse.ArgumentTypeError as error:
         raise ArgumentError.of(name, item, str(error).removeprefix(f"{str(item)!r} ")) from None
+    except ValueError:
+        raise ArgumentError.of(name, item, f"must be {described(kind)}") from None
 
 
 def _plain(value: object) -> Any:
@@ -356,13 +414,12 @@ def describe_keywords(
     """Gives a function that takes `**options` the signature and the docstring of the options that a table declares."""
     signature = inspect.signature(function)
     parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
-    rows = [(item.name, _default(item), item.type, declared(table).get(item.name)) for item in fields(table)]
     lines = []
-    for name, default, hint, declaration in [*rows, (IMPORTS, (), Sequence[str], _IMPORTS)]:
-        if declaration is None or name in skip:
-            continue
-        given = {"default": inspect.Parameter.empty if default is MISSING else default, "annotation": hint}
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
-        lines.append(f"    {name}: {declaration.help % {'default': default}}")
+    for name, item in fields_of(table, ImportOptions).items():
+        if name not in skip:
+            default = _default(item)
+            given = {"default": inspect.Parameter.empty if default is MISSING else default, "annotation": item.type}
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **given))
+            lines.append(f"    {name}: {_help(item)}")
     vars(function)["__signature__"] = signature.replace(parameters=parameters)
     function.__doc__ = f"{inspect.getdoc(function)}\n\nKeyword Args:\n" + "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import Field
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
@@ -90,14 +91,14 @@ class ToolParser(argparse.ArgumentParser):
 
     Attributes:
         main: Names of the main options, such as batch_size. If there are none, `--help` shows every option.
-        raises: Whether mistakes raise an `ArgumentError` instead of ending the process.
+        options: Fields of dataclasses whose options `arguments.add_options` added, by name.
     """
 
     main: Collection[str] = ()
-    raises = False
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **{"formatter_class": _FORMATTER, "usage": "%(prog)s [options]", **keywords})
+        self.options: dict[str, Field[Any]] = {}
         hidden: Any = argparse.SUPPRESS
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=hidden, help=hidden)
         words = "module with routers, methods, data sets or losses of your own, to import first; may be repeated"
@@ -140,9 +141,7 @@ class ToolParser(argparse.ArgumentParser):
         return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2 and one line, or raises; see `raises`."""
-        if self.raises:
-            raise ArgumentError(message)
+        """Ends the process with status 2 and one line."""
         self.exit(2, f"{one_line(f'{self.prog}: error: {message}')} (see {self.prog} --help)\n")
 
 
