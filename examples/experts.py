@@ -1,6 +1,6 @@
 """Measures how far the experts of finished runs differ, and what that and the routing are worth.
 
-    python examples/experts.py output/fashion_shift/folder-top_2-ERM-test*
+    python examples/experts.py output/fashion_shift/folder-top_2_ERM-test*
 
 Prints for each run the distance between two experts' weights over the length of their mean, averaged over pairs and
 matrices, and the distance from the mean to the start, if the run was upcycled. Percentages are accuracies on the

@@ -11,40 +11,29 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import timm_moe_dg
-from timm_moe_dg.cli.arguments import read_yaml
+from timm_moe_dg.cli.arguments import checked, fields_of, read_yaml
 from timm_moe_dg.data import domains
-from timm_moe_dg.protocols.planner import Choice, PlannedRun, Sweep, plan_runs
-
-AXES = ("datasets", "models", "algorithms")
-
-
-def planned_runs(recipe: str, config: str) -> tuple[Path, list[PlannedRun]]:
-    """Returns the folder of a plan's runs, and the runs."""
-    options, plan = dict(read_yaml(recipe, "recipe")), dict(read_yaml(config, "config"))
-    plan["datasets"] = [options.pop("dataset")]
-    folder, further = Path(plan.pop("output")), plan.pop("options", {})
-    axes: dict[str, Any] = {
-        axis: [Choice.of(axis.removesuffix("s"), entry) for entry in plan.pop(axis)] for axis in AXES
-    }
-    return folder, plan_runs(Sweep(**axes, protocols=["leave_one_domain_out"], options={**options, **further}, **plan))
+from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
+from timm_moe_dg.protocols.planner import plan_runs
 
 
 def main(recipe: str, *configs: str) -> None:
     """Runs the plans, and prints a line for each run."""
     domains.read_pixels = cache(domains.read_pixels)  # at most 200 MB
     for config in configs:
-        folder, runs = planned_runs(recipe, config)
+        values = checked(fields_of(SweepOptions), read_yaml(config, "config"), "sweep")
+        plan = SweepOptions(recipe=recipe, **values)
+        runs = plan_runs(read_sweep(plan, {}))
         for number, run in enumerate(runs, 1):
             options = dict(run.options)
             if start := options.get("initial_checkpoint"):
                 options["initial_checkpoint"] = start.format(**options)
-            if (folder / run.name / "done").exists():
+            if Path(plan.output, run.name, "done").exists():
                 continue
             before = time.process_time()
-            timm_moe_dg.finetune(**options, output=str(folder), experiment=run.name, resume="auto")
+            timm_moe_dg.finetune(**options, output=plan.output, experiment=run.name, resume="auto")
             print(f"[{number}/{len(runs)}] {run.name} {time.process_time() - before:.1f} s", flush=True)
 
 

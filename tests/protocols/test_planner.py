@@ -10,18 +10,14 @@ from PIL import Image
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.protocols import planner
-from timm_moe_dg.protocols.planner import Choice, Sweep, plan_runs
+from timm_moe_dg.protocols.planner import Row, Sweep, plan_runs, read_rows
 
 
 def sweep(
-    datasets=("rotated_digits",), protocols=("leave_one_domain_out",), models=("a",), trial_seeds=(0,), **options
+    datasets=("rotated_digits",), protocols=("leave_one_domain_out",), rows=("a",), trial_seeds=(0,), **options
 ):
-    choices = {
-        axis: [Choice.of(axis, entry) for entry in entries]
-        for axis, entries in (("dataset", datasets), ("algorithm", ["ERM"]), ("model", models))
-    }
-    axes = {f"{axis}s": entries for axis, entries in choices.items()}
-    return Sweep(**axes, protocols=protocols, trial_seeds=trial_seeds, **options)
+    rows = read_rows([rows]) if isinstance(rows, dict) else [Row(name, {"model": name}) for name in rows]
+    return Sweep(datasets, rows, protocols, trial_seeds, **options)
 
 
 def held_out(*args, **options):
@@ -30,13 +26,13 @@ def held_out(*args, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """An entry of a plan for a folder with as many domains as the function is given."""
+    """The options of a plan for a folder with as many domains as the function is given."""
 
     def write(names):
         for domain in names:
             (tmp_path / domain / "class").mkdir(parents=True)
             Image.new("RGB", (4, 4)).save(tmp_path / domain / "class" / "image.png")
-        return {"dataset": "folder", "data_dir": str(tmp_path)}
+        return {"datasets": ["folder"], "options": {"data_dir": str(tmp_path)}}
 
     return write
 
@@ -69,7 +65,7 @@ def test_held_out_domains(dataset, protocols, domains, expected):
 
 def test_every_combination_has_a_run_and_a_name_of_its_own():
     plan = sweep(
-        ["rotated_digits", "colored_digits"], models=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5)
+        ["rotated_digits", "colored_digits"], rows=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5)
     )
     runs = plan_runs(plan)
     assert len(runs) == len({run.name for run in runs}) == (6 + 3) * 2 * 2 * 3
@@ -79,19 +75,19 @@ def test_every_combination_has_a_run_and_a_name_of_its_own():
     assert [run.options["trial_seed"] for run in runs] == sorted(run.options["trial_seed"] for run in runs)
 
 
-def test_options_of_an_entry_are_its_own_and_tables_are_joined():
-    entry = {"model": "a", "label": "small", "model_kwargs": {"depth": 2, "num_experts": 4}, "lr": 0.1}
-    plan = sweep(models=[entry, "b"], options={"model_kwargs": {"depth": 3, "width": 8}, "steps": 5})
-    runs = plan_runs(plan)
+def test_a_row_has_its_options_those_of_the_plan_and_those_given_for_all():
+    row = {"model": "a", "model_kwargs": {"depth": 2, "num_experts": 4}, "lr": "1e-1"}
+    plan = sweep(rows={"small": row, "b": {"model": "b"}}, options={"model_kwargs": {"depth": 3, "width": 8}})
+    runs = plan_runs(replace(plan, given={"model_kwargs": {"width": 9, "num_experts": 4}, "steps": 5}))
     first, second = runs[0], runs[6]
-    assert first.options["model_kwargs"] == {"depth": 2, "num_experts": 4, "width": 8}
-    assert second.options["model_kwargs"] == {"depth": 3, "width": 8}
+    assert first.options["model_kwargs"] == {"depth": 2, "num_experts": 4, "width": 9}
+    assert second.options["model_kwargs"] == {"depth": 3, "width": 9, "num_experts": 4}
     assert (first.options["lr"], "lr" in second.options, first.options["steps"]) == (0.1, False, 5)
     assert first.name.startswith("rotated_digits-small-")
 
 
 def test_the_number_of_domains_is_read_from_the_folder(folder):
-    assert held_out([folder("abcd")]) == [[0], [1], [2], [3]]
+    assert held_out(**folder("abcd")) == [[0], [1], [2], [3]]
 
 
 def test_pooled_training_domains_cannot_be_held_out(monkeypatch):
@@ -111,12 +107,19 @@ MISTAKES = [
     (r"domains=\['art'\]", {"domains": ["art"]}),
     (r"domains=\['ood_test'\]", {"datasets": ["geo_digits"], "protocols": ["official"], "domains": ["ood_test"]}),
     (r"domains=\[9\]", {"datasets": ["geo_digits"], "protocols": ["per_region"], "domains": [9]}),
-    (r"label='a'", {"models": ["a", {"model": "a", "lr": 1}]}),
+    (r"rows='a-ERM'", {"rows": ["a", "a"]}),
     (r"dataset='PASC'", {"datasets": ["PASC"]}),
     (r"trial_seeds=\[0, 1, 0\]", {"trial_seeds": [0, 1, 0]}),
     (r"hparams_seeds=\[1, 1\]", {"hparams_seeds": [1, 1]}),
-    (r"models=\{'modell': 'a'\}", {"models": [{"modell": "a"}]}),
-    (r"models=5", {"models": [5]}),
+    ("modell='a'", {"rows": {"x": {"modell": "a"}}}),
+    (r"rows=\{'x': 5\}", {"rows": {"x": 5}}),
+    (r"rows=\{None: ", {"rows": {None: {"model": "a"}}}),
+    (r"rows=\['x', 'y'\]", {"rows": {"x": {"lr": 1}, "y": {"lr": 1.0}}}),
+    ("holdout_fraction=0.5", {"rows": {"x": {"holdout_fraction": 0.5}}}),
+    ("steps=7", {"rows": {"x": {"steps": 7}, "y": {}}}),
+    ("lr=0.1", {"rows": {"x": {"lr": 1}}, "given": {"lr": 0.1}}),
+    ("router='linear'", {"rows": {"x": {"model_kwargs": {"router": "self"}}}, "given": {"model_kwargs": {"router": "linear"}}}),
+    ("trial_seed=1", {"given": {"trial_seed": 1}}),
 ]
 
 
@@ -128,4 +131,4 @@ def test_mistakes_are_refused_by_the_name_of_the_argument(message, options):
 
 def test_too_few_domains_are_refused(folder):
     with pytest.raises(ProtocolError, match=f"^protocols='{CV}': "):
-        plan_runs(sweep([folder("ab")], [CV]))
+        plan_runs(sweep(protocols=[CV], **folder("ab")))

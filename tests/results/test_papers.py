@@ -12,11 +12,12 @@ import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.invented import FIVE, make_record
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ALGORITHMS
-from timm_moe_dg.cli.arguments import option_words, parse_arguments
+from timm_moe_dg.cli.arguments import from_parsed, option_words, parse_arguments
 from timm_moe_dg.data import BENCHMARKS, get_benchmark
 from timm_moe_dg.data.readers.digits import DigitsDomain
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.resume import parse_resumable
+from timm_moe_dg.finetuning.sweep import SweepOptions, options_for_all, read_sweep
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.protocols.records import Record
@@ -177,15 +178,15 @@ def planned(path, *further):
     command = re.search(r"python tools/sweep\.py (.*?)(?= python tools/collect_results\.py)", lines.replace("\\ ", ""))
     words = command[1].split()
     end = words.index("--") if "--" in words else len(words)
-    tool = load_tool("sweep")
-    sweep = tool.read_sweep(parse_arguments(tool.build_parser(), [*words[:end], *further]))
-    return [(run.options, words[end + 1 :]) for run in plan_runs(sweep)]
+    args = parse_arguments(load_tool("sweep").build_parser(), [*words[:end], *further])
+    given, _ = options_for_all(words[end + 1 :])
+    return [run.options for run in plan_runs(read_sweep(from_parsed(SweepOptions, vars(args)), given))]
 
 
-def recorded(options, words, tmp_path):
+def recorded(options, tmp_path):
     """The run that finetune would record with these options."""
     command = [word for entry in options.items() for word in option_words(*entry)]
-    plan = planning.make_plan(parse_resumable(run_parser(), [*command, *words, "--output", str(tmp_path)]))
+    plan = planning.make_plan(parse_resumable(run_parser(), [*command, "--output", str(tmp_path)]))
     accuracies = (0.5,) * len(plan.domains)
     record = make_record(args=plan.record_args, hparams=plan.hparams, in_acc=accuracies, out_acc=accuracies)
     return FinishedRun(tmp_path, [Record.from_json(record.to_json())])
@@ -200,14 +201,14 @@ def test_a_run_of_every_recipe_finds_its_figures(recipe, monkeypatch, tmp_path):
     @cache
     def run_of(dataset, algorithm, model):
         runs = planned(path)
-        if dataset not in {options["dataset"] for options, _ in runs}:
+        if dataset not in {options["dataset"] for options in runs}:
             runs = planned(path, "--datasets", dataset)
         name, *averaging = algorithm.split(" + ")
         key = (dataset, name, with_tag(model), averaging)
-        for options, words in runs:
+        for options in runs:
             of = [options["averaging"]] if options.get("averaging") else []
             if key == (options["dataset"], options["algorithm"], with_tag(options["model"]), of):
-                return recorded(options, words, tmp_path)
+                return recorded(options, tmp_path)
         raise AssertionError(key)
 
     figures = [figure for figure in FIGURES if figure.recipe == recipe]

@@ -18,6 +18,9 @@ import yaml
 from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.algorithms import Algorithm
+from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
+from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
+from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.protocols.records import read_records
 
 pytestmark = pytest.mark.slow  # whole runs, programs and processes
@@ -169,9 +172,8 @@ DAMAGED = [b"\xff\xfe\x00binary", b"", b"[" * 20_000, b"format: 99"]
 def test_a_damaged_args_yaml_is_named_by_its_file(runs, tmp_path, content):
     run = shutil.copytree(runs / "whole", tmp_path / "a")
     (run / "args.yaml").write_bytes(content)
-    sweep = load_tool("sweep")
-    args = sweep.build_parser().parse_args([*SWEEP, "--output", str(run.parent)])
-    (planned,) = sweep.plan_runs(sweep.read_sweep(args))
+    options = from_parsed(SweepOptions, vars(parse_arguments(load_tool("sweep").build_parser(), SWEEP)))
+    (planned,) = plan_runs(read_sweep(options, {}))
     shutil.copytree(run, run.parent / planned.name)
     for user, words in (
         ("finetune", ["--resume", run]),

@@ -12,6 +12,7 @@ from tests.invented import FIVE, make_record
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.data import BENCHMARKS
+from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.results.papers import FIGURES, is_of_recipe, with_tag
 from timm_moe_dg.results.runs import FinishedRun
@@ -84,11 +85,8 @@ def run_of(path: Path, dataset: str, algorithm: str) -> FinishedRun:
     """The arguments that a recipe's run on a data set is recorded with, as far as figures depend on them."""
     content = yaml.safe_load(path.read_text())
     tables = [content.get("options", content)]
-    for axis, value in (("dataset", dataset), ("algorithm", algorithm), ("model", None)):
-        entries = [entry for entry in content.get(f"{axis}s", ()) if isinstance(entry, dict)]
-        tables += [entry for entry in entries if entry[axis] == value]
-    if "models" in content:
-        tables.append({"model": content["models"][0]})
+    rows = [row for row in content.get("rows", {}).values() if row.get("algorithm", "ERM") == algorithm]
+    tables += rows[:1] or [{"model": name} for name in content.get("models", ())[:1]]
     args = {"algorithm": algorithm.partition(" + ")[0], "steps": BENCHMARKS[dataset].steps, "filled_in": []}
     for table in tables:
         args |= table
@@ -104,9 +102,9 @@ PLANS_WITH_FIGURES = {"fmow_regions": 12, "fmow_lao_regions": 2, "iwildcam_locat
 def test_a_plan_s_header_states_the_papers_figures_method_by_method(name):
     path = TOOLS / "recipes" / f"{name}.yaml"
     plan = yaml.safe_load(path.read_text())
-    methods = [entry["algorithm"] if isinstance(entry, dict) else entry for entry in plan["algorithms"]]
+    rows = plan.get("rows") or {method: {"model": plan["models"][0]} for method in plan["algorithms"]}
+    methods, (model,) = list(rows), {row["model"] for row in rows.values()}
     stated = header(path).partition("Stated in the paper")[2].partition("python")[0]
-    (model,) = plan["models"]
     count = 0
     for method in methods:
         for figure in FIGURES:
@@ -139,6 +137,5 @@ def test_residual_networks_have_the_papers_weights_and_domainbeds_rates(path):
 
 def test_one_seed_of_all_five_data_sets_has_as_many_runs_as_the_paper_counts():
     """GMoE, appendix D.3: 61 experiments for leave-one-domain-out cross-validation on the five data sets."""
-    sweep = load_tool("sweep")
-    words = ["--datasets", *FIVE, "--protocol", "leave_one_domain_out_cv", "--trial-seeds", "0"]
-    assert len(plan_runs(sweep.read_sweep(sweep.build_parser().parse_args(words)))) == 61
+    options = SweepOptions(datasets=FIVE, protocols=["leave_one_domain_out_cv"], trial_seeds=[0])
+    assert len(plan_runs(read_sweep(options, {}))) == 61

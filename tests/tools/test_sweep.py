@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import yaml
+from PIL import Image
 
 from tests.load_tool import load_tool
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import fingerprint
+from timm_moe_dg.finetuning import sweep as sweeps
 
 STAND_IN = """
 import sys, yaml
@@ -46,7 +48,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     tool = load_tool("sweep")
-    monkeypatch.setattr(tool, "FINETUNE", script)
+    monkeypatch.setattr(sweeps, "FINETUNE", script)
     monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
 
     def run(*words, passed=()):
@@ -76,8 +78,7 @@ def test_all_runs_are_run_once(sweep):
     status, out = sweep()
     assert (status, "3 are finished or running, 0 to do" in out) == (0, True)
     assert starts(sweep.folder) == {name: ["auto"] for name in RUNS}
-    of_gpus = sweep.tool.slots(sweep.tool.build_parser().parse_args(["--gpus", "0", "2"]))
-    assert of_gpus == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
+    assert sweeps.slots(sweeps.LaunchOptions(gpus=["0", "2"])) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_dry_run_is_a_script_of_what_is_left(sweep):
         ([], ["--steps", "3"], "steps: 501 there, 3 planned"),
         (["--steps", "3"], [], "steps: 3 there, 501 planned"),
         (["--lr", "0.1"], [], "lr: 0.1 there, 0.0003 planned"),
-        (["--aux-coef", "0"], [], "aux_coef: 0 there, 0.01 planned"),
+        (["--aux-coef", "0"], [], "aux_coef: 0.0 there, 0.01 planned"),
         (["--model-kwargs", "depth=3"], ["--model-kwargs", "depth=4"], "model_kwargs: .*3.* there, .*4.* planned"),
         (["--averaging", "ema"], [], "averaging: 'ema' there, None planned"),
         (["--cpu-threads", "1"], ["--cpu-threads", "2"], None),
@@ -148,16 +149,16 @@ def test_a_run_on_other_data_or_from_other_weights_does_not_count_as_this_one(sw
     assert status.startswith(f"sweep.py: ArgumentError: output='{path.parent}': holds a run on other data: ")
     record(weights_sha256="0")  # a file that is not there, and other content
     assert sweep("--status")[0].startswith("sweep.py: ArgumentError: model='gmoe_small_patch16': ")
-    monkeypatch.setattr(sweep.tool, "weights_files", lambda args: [path])
+    monkeypatch.setattr(sweeps, "weights_files", lambda args: [path])
     assert sweep("--status")[0].startswith("sweep.py: ArgumentError: model='gmoe_small_patch16': ")
 
 
 @pytest.mark.parametrize(
     ("words", "passed", "complaint"),
     [
-        ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': is decided by the sweep"),
+        ([], ["--model", "other"], "sweep.py: ArgumentError: model='other': row 'gmoe_small_patch16' has "),
         ([], ["--modle", "other"], "2"),
-        (["--options", "modle=1"], [], "2"),
+        (["--options", "modle=1"], [], "sweep.py: OptionError: modle=1: "),
         (["--protocol", "single_source", "--domains", "3"], [], r"sweep.py: ProtocolError: domains=\['3'\]"),
         (["--datasets", "PASC"], [], "sweep.py: ArgumentError: dataset='PASC'"),
         (["--domains", "art"], [], r"sweep.py: ProtocolError: domains=\['art'\]: no domain is called art"),
@@ -176,15 +177,33 @@ def test_a_sweep_asks_for_its_data_set(sweep):
     assert not sweep.folder.exists()
 
 
-def test_a_plan_file_gives_models_their_own_options(sweep, tmp_path):
-    options = {"model_kwargs": {"depth": 4}, "steps": 7}
-    plan = {"models": [{"model": "a", "model_kwargs": {"layers": [2, 3]}}, "b"], "options": options}
+def test_a_file_gives_rows_their_own_options_and_names(sweep, tmp_path):
+    rows = {"first": {"model": "a", "model_kwargs": {"layers": [2, 3]}}, "second": {"model": "b", "lr": 0.1}}
+    plan = {"rows": rows, "options": {"model_kwargs": {"depth": 4}, "steps": 7}}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    assert sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")[0] == 0
+    (tmp_path / "rows.yaml").write_text(yaml.safe_dump(rows))
+    words = ["-c", str(tmp_path / "plan.yaml"), "--domains", "0"]
+    for words in (words, [*words, "--rows", str(tmp_path / "rows.yaml")]):
+        assert sweep(*words, passed=["--model-kwargs", "width=8"])[0] == 0
+    assert len(list(sweep.folder.glob("*/args.yaml"))) == 2
     a, b = (yaml.safe_load(path.read_text()) for path in sorted(sweep.folder.glob("*/args.yaml")))
-    assert (a["model_kwargs"], a["steps"]) == ({"depth": 4, "layers": [2, 3]}, 7)
-    assert (b["model_kwargs"], b["steps"]) == ({"depth": 4}, 7)
-    assert sweep("-c", str(tmp_path / "plan.yaml"), "--domains", "0")[0] == 0
+    assert (a["row"], a["model"], a["model_kwargs"]) == ("first", "a", {"depth": 4, "layers": [2, 3], "width": 8})
+    assert (b["row"], b["model_kwargs"], b["steps"], b["lr"]) == ("second", {"depth": 4, "width": 8}, 7, 0.1)
+    complaint = "sweep.py: ArgumentError: lr=0.2: row 'second' has lr=0.1; leave it out of one of them"
+    assert sweep(*words, passed=["--lr", "0.2"])[0] == complaint
+    assert sweep(*words, "--models", "a")[0].startswith("sweep.py: ArgumentError: models=")
+
+
+def test_words_for_all_runs_describe_the_data_too(sweep, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        Image.new("RGB", (4, 4)).save(tmp_path / "data" / f"{name}.png")
+    table = "file,kind,where\na.png,cat,x\nb.png,cat,y\n"
+    (tmp_path / "data" / "metadata.csv").write_text(table)
+    words = ["--datasets", "place_folder", "--data-dir", str(tmp_path / "data"), "--dry-run"]
+    columns = ["--columns", "path=file", "label=kind", "region=where"]
+    status, out = sweep(*words, passed=columns)
+    assert (status, out.count("--columns path='file' label='kind'")) == (0, 2)
 
 
 @pytest.mark.slow

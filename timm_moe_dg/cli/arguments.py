@@ -202,8 +202,14 @@ def add_options(parser: ToolParser, title: str, *tables: "type[DataclassInstance
         group.add_argument(*spellings, **_keywords(item, declaration))
         if declaration.shorthand:
             shorthand, value = declaration.shorthand
-            words = {"help": f"the same as {spellings[-1]} {value}", "default": argparse.SUPPRESS}
-            group.add_argument(shorthand, action="store_const", const=value, dest=name, **words)
+            group.add_argument(
+                shorthand,
+                action="store_const",
+                const=value,
+                dest=name,
+                default=argparse.SUPPRESS,
+                help=f"the same as {spellings[-1]} {value}",
+            )
     parser.options |= fields_of(*tables)
 
 
@@ -315,9 +321,7 @@ def checked(options: "Mapping[str, Field[Any]]", values: Options, owner: str) ->
         OptionError: There is no option of this name.
         ArgumentError: A value is of the wrong type or out of range.
     """
-    others = {
-        other: name for name, item in options.items() for other in item.metadata[_DECLARATION].long_names()
-    }
+    others = {other: name for name, item in options.items() for other in item.metadata[_DECLARATION].long_names()}
     result = {}
     for given, value in values.items():
         name = others.get(given, given)
@@ -363,18 +367,21 @@ def _checked_table(name: str, value: Any, read: Callable[[str], Any]) -> dict[st
 
 
 def _checked_item(name: str, item: Any, kind: Kind, keywords: Options) -> Any:
-    read, choices = keywords.get("type"), keywords.get("choices")
+    read: Callable[[str], Any] | None = keywords.get("type")
+    choices = keywords.get("choices")
     if choices and item not in choices:
         raise ArgumentError.of(name, item, did_you_mean(str(item), choices) or f"choose from {', '.join(choices)}")
     if fits(item, kind) and (read is None or (read is position_or_name and isinstance(item, int))):
         return item
     by_kind = next((type_ for type_ in (str, float, int) if fits(type_(), kind)), None)
+    read = read or by_kind
     is_number = isinstance(item, int | float) and not isinstance(item, bool)
     # Words are texts, and names such as 2026 are numbers in a file
-    if not (isinstance(item, str) and (read or by_kind)) and not (is_number and (fits(item, kind) or by_kind is str)):
+    is_word = isinstance(item, str) or (is_number and (fits(item, kind) or by_kind is str))
+    if read is None or not is_word:
         raise ArgumentError.of(name, item, f"must be {described(kind)}")
     try:
-        return (read or by_kind)(str(item))
+        return read(str(item))
     except argparse.ArgumentTypeError as error:
         raise ArgumentError.of(name, item, str(error).removeprefix(f"{str(item)!r} ")) from None
     except ValueError:

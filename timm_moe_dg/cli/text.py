@@ -5,6 +5,7 @@ jinja2 escapes HTML, and PyYAML escapes YAML.
 
 import os
 import re
+import sys
 
 # Underscores inside a word are plain text in every renderer. "://" and "www." would become links.
 _ACTIVE = re.compile(r"[\\`*\[\]{}<>&|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|:(?=//)|(?<=www)\.", re.ASCII)
@@ -69,3 +70,9 @@ def csv_path(path: str) -> str:
 
 def _is_formula(text: str) -> bool:
     return text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+
+
+def show_line(text: str) -> None:
+    """Writes a line to the standard output at once, as of a command that runs for hours."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

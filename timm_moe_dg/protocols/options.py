@@ -253,6 +253,8 @@ class OutputOptions:
         help="folder of all runs (default: %(default)s)")
     experiment: str | None = option(None, role=NO_EFFECT, type=folder_name, metavar="NAME",
         help="name of the run (default: time, data set, model)")
+    row: str | None = option(None, role=NO_EFFECT, metavar="NAME",
+        help="name of the run's row in tables (default: its method, model and settings)")
     dry_run: bool = option(False, role=ONCE,
         help="check data and model, describe the run, and stop")
     check_images: bool = option(True, role=ONCE,

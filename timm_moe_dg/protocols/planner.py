@@ -1,6 +1,6 @@
-"""Plans of runs: all combinations of data set, algorithm, model, held-out domains and seeds of a protocol.
+"""Plans of runs: all combinations of data set, row, held-out domains and seeds of a protocol.
 
-A planned run is a name and a table of options of tools/finetune.py.
+A row is a name and a table of options of tools/finetune.py, and so is a planned run.
 """
 
 import re
@@ -12,11 +12,13 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from ..cli.arguments import checked, fields_of, merged, read_yaml
 from ..data import get_benchmark
 from ..data.readers.places import POOLED
 from ..data.splits import domain_positions
 from ..errors import ArgumentError, ProtocolError
-from .options import Arguments
+from .options import SPLITTING, Arguments, RunOptions, canonical_names
+from .run_identity import same_setting
 
 DomainSets = list[tuple[int, ...]]
 
@@ -47,44 +49,82 @@ PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], int]] = MappingProxyT
 )
 OFFICIAL = "official"  # one run, which holds out the test domains of the data itself
 PER_REGION = "per_region"  # the same, trained on each of n regions alone: n runs
-PLANNED = ("dataset", "algorithm", "model", "test_domains", "trial_seed", "hparams_seed")  # options of every run
+PLANNED = ("dataset", "test_domains", "trial_seed", "hparams_seed", "output", "experiment", "row", "resume")
+# The rows of a comparison have the same images, splits and order of images
+OF_DATA = (*SPLITTING, "data_dir", "columns", "skip_unreadable", "seed")
+OF_ALL_ROWS = ("steps", "epochs", "batch_size", "metric")  # a comparison is fair if rows do not differ here by accident
 TRAINING_PREFIX = "train "  # of the names of training regions, see `data.readers.places`
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One entry of a plan's axis: a data set, algorithm or model, possibly with further options."""
+class Row:
+    """One line of a comparison: a name, and options of tools/finetune.py, with `model` and perhaps `algorithm`."""
 
-    value: str
-    label: str  # stands for the value in the names of runs
-    options: Arguments = field(default_factory=dict)
+    name: str
+    options: Arguments
 
-    @classmethod
-    def of(cls, axis: str, entry: str | Arguments) -> "Choice":
-        """Reads a name, or a table with a name under the key `axis`, perhaps a label, and further options."""
-        if isinstance(entry, str):
-            return cls(entry, entry)
-        if not isinstance(entry, Mapping):
-            raise ArgumentError.of(f"{axis}s", entry, f"is neither a name nor a table; give {{{axis}: NAME}}")
-        options = dict(entry)
-        if axis not in options:
-            raise ArgumentError.of(f"{axis}s", options, f"lacks {axis!r}; give {{{axis}: NAME, OPTION: VALUE}}")
-        value = str(options.pop(axis))
-        return cls(value, str(options.pop("label", value)), options)
+    @property
+    def algorithm(self) -> str:
+        """The training method."""
+        return self.options.get("algorithm", "ERM")
+
+    @property
+    def label(self) -> str:
+        """Stands for the row in the names of runs."""
+        name = _safe(self.name)
+        return name if "row" in self.options else f"{name}-{_safe(self.algorithm)}"
+
+
+def read_rows(
+    entries: Sequence[str | Mapping[str, Any]], ready: Mapping[str, Arguments] = MappingProxyType({})
+) -> list[Row]:
+    """Reads rows from YAML files and tables of the form NAME: {OPTION: VALUE}, and from names of `ready` ones.
+
+    Raises:
+        ArgumentError: A row has no name or no table of options, or an option that the plan decides, or there are two
+            rows of one name or with the same options.
+    """
+    tables: list[Mapping[str, Any]] = []
+    for entry in entries:
+        if isinstance(entry, str) and entry in ready:
+            tables.append({entry: ready[entry]})
+        else:
+            tables.append(read_yaml(entry, "rows") if isinstance(entry, str) else entry)
+    rows: dict[str, Row] = {}
+    for name, options in (pair for table in tables for pair in table.items()):
+        if name in (None, "") or not isinstance(options, Mapping):
+            remedy = "is no row; write NAME: {model: ..., OPTION: VALUE} with options of finetune"
+            raise ArgumentError.of("rows", {name: options}, remedy)
+        if decided := [option for option in canonical_names(options) if option in PLANNED + OF_DATA]:
+            remedy = f"row {name!r} cannot have it, because all rows of a comparison share it; leave it out there"
+            raise ArgumentError.of(decided[0], options[decided[0]], remedy)
+        row = Row(str(name), checked(fields_of(RunOptions), options, f"row {name!r}"))
+        if same := [other.name for other in rows.values() if same_setting("", other.options, row.options)]:
+            raise ArgumentError.of("rows", [same[0], row.name], "are the same row; leave one of them out")
+        if row.name in rows:
+            raise ArgumentError.of("rows", row.name, "names two rows; give each a name of its own")
+        rows[row.name] = row
+    for option in OF_ALL_ROWS:
+        given = {name: row.options.get(option) for name, row in rows.items() if option in row.options}
+        if given and len(given) < len(rows):
+            without = next(name for name in rows if name not in given)
+            remedy = f"row {next(iter(given))!r} has it and row {without!r} does not; give it in each row or for all"
+            raise ArgumentError.of(option, next(iter(given.values())), remedy)
+    return list(rows.values())
 
 
 @dataclass(frozen=True)
 class Sweep:
     """The axes of a plan, all of whose combinations are runs."""
 
-    datasets: Sequence[Choice]
-    algorithms: Sequence[Choice]
-    models: Sequence[Choice]  # two entries of one model need different labels
+    datasets: Sequence[str]
+    rows: Sequence[Row]
     protocols: Sequence[str]  # in `PROTOCOLS`, `OFFICIAL` or `PER_REGION`; runs of several are planned once
     trial_seeds: Sequence[int] = (0, 1, 2)
     hparams_seeds: Sequence[int] = (0,)
     domains: Sequence[int | str] | None = None  # the only ones to hold out, or to train on for single_source
-    options: Arguments = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)  # of all rows, which may have others
+    given: Arguments = field(default_factory=dict)  # of all rows, which must not have others
 
 
 @dataclass(frozen=True)
@@ -97,30 +137,31 @@ class PlannedRun:
 
 def plan_runs(sweep: Sweep) -> list[PlannedRun]:
     """Lists the runs of a sweep, all of one trial seed before the next, so that a table is complete early."""
-    for axis in (sweep.datasets, sweep.algorithms, sweep.models):
-        names = [_safe(choice.label) for choice in axis]
-        if repeated := [name for name in names if names.count(name) > 1]:
-            remedy = "names two entries of the plan; give each a `label` of its own"
-            raise ArgumentError.of("label", repeated[0], remedy)
     for name in ("trial_seeds", "hparams_seeds"):
         if len(seeds := vars(sweep)[name]) > len(set(seeds)):
             raise ArgumentError.of(name, list(seeds), "has a seed twice, which would be one run; leave one out")
+    labels = [row.label for row in sweep.rows]
+    if repeated := [label for label in labels if labels.count(label) > 1]:
+        raise ArgumentError.of("rows", repeated[0], "names two rows; give each a name of its own")
+    for option in sweep.given:
+        if option in PLANNED:
+            raise ArgumentError.of(option, sweep.given[option], "is decided by the sweep; see sweep --help")
+    for row in sweep.rows:
+        _check_given(row, row.options, sweep.given)
     for dataset in sweep.datasets:
-        get_benchmark(dataset.value).check_data_dir(_place(sweep, dataset)[0])
-    held_out = {dataset.label: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
-    axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.models, sweep.algorithms)
+        get_benchmark(dataset).check_data_dir(_place(sweep)[0])
+    held_out = {dataset: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
+    axes = (sweep.trial_seeds, sweep.hparams_seeds, sweep.datasets, sweep.rows)
     runs = []
-    for trial_seed, hparams_seed, dataset, model, algorithm in product(*axes):
-        for domains in held_out[dataset.label]:
+    for trial_seed, hparams_seed, dataset, row in product(*axes):
+        for domains in held_out[dataset]:
             # The name has everything that differs between the plan's runs
             where = OFFICIAL if domains is None else "test" + "_".join(map(str, domains))
-            labels = (dataset.label, model.label, algorithm.label, where)
-            name = "-".join([*map(_safe, labels), f"trial{trial_seed}", f"hparams{hparams_seed}"])
+            name = f"{_safe(dataset)}-{row.label}-{where}-trial{trial_seed}-hparams{hparams_seed}"
             options = {
-                **_merged(sweep.options, dataset.options, algorithm.options, model.options),
-                "dataset": dataset.value,
-                "algorithm": algorithm.value,
-                "model": model.value,
+                **merged(sweep.options, row.options, sweep.given),
+                "dataset": dataset,
+                "algorithm": row.algorithm,
                 "test_domains": None if domains is None else list(domains),
                 "trial_seed": trial_seed,
                 "hparams_seed": hparams_seed,
@@ -129,7 +170,17 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
     return runs
 
 
-def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | None]:
+def _check_given(row: Row, options: Arguments, given: Arguments) -> None:
+    """Refuses options for all rows that a row has otherwise, also inside tables such as model_kwargs."""
+    for name in options.keys() & given.keys():
+        if isinstance(options[name], Mapping) and isinstance(given[name], Mapping):
+            _check_given(row, options[name], given[name])
+        elif not same_setting(name, options[name], given[name]):
+            remedy = f"row {row.name!r} has {name}={options[name]!r}; leave it out of one of them"
+            raise ArgumentError.of(name, given[name], remedy)
+
+
+def held_out_domains(sweep: Sweep, dataset: str) -> list[tuple[int, ...] | None]:
     """Returns the held-out domains of every run on a data set, without repetitions; None for the data's own."""
     domain_sets: list[tuple[int, ...] | None] = []
     for protocol in sweep.protocols:
@@ -144,7 +195,7 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
             hold_out, fewest = PROTOCOLS[protocol]
             names = domain_names(sweep, dataset)
             if len(names) < fewest:
-                remedy = f"{dataset.label} has {len(names)} domains; it takes {fewest}"
+                remedy = f"{dataset} has {len(names)} domains; it takes {fewest}"
                 raise ProtocolError.of("protocols", protocol, remedy)
             domain_sets += _of_interest(hold_out(len(names)), sweep.domains, protocol, names)
         else:
@@ -153,12 +204,12 @@ def held_out_domains(sweep: Sweep, dataset: Choice) -> list[tuple[int, ...] | No
     return list(dict.fromkeys(domain_sets))
 
 
-def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
+def _all_but_one_region(sweep: Sweep, dataset: str) -> DomainSets:
     """Returns the held-out domains of the runs that train on one region alone."""
-    names = [name for name, _, _ in _read_domains(dataset.value, *_place(sweep, dataset))]
+    names = [name for name, _, _ in _read_domains(dataset, *_place(sweep))]
     regions = [position for position, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
     if len(regions) < 2 or len(regions) == len(names):
-        remedy = f"{dataset.label} has {len(regions)} training regions beside test domains; it takes 2"
+        remedy = f"{dataset} has {len(regions)} training regions beside test domains; it takes 2"
         raise ProtocolError.of("protocols", PER_REGION, f"{remedy}, as geo_digits and FMoW_regions have")
     sources = regions if sweep.domains is None else domain_positions(sweep.domains, names, "domains")
     if unknown := [position for position in sources if position not in regions]:
@@ -166,27 +217,27 @@ def _all_but_one_region(sweep: Sweep, dataset: Choice) -> DomainSets:
     return [tuple(position for position in range(len(names)) if position != source) for source in sources]
 
 
-def domain_names(sweep: Sweep, dataset: Choice) -> Sequence[str]:
+def domain_names(sweep: Sweep, dataset: str) -> Sequence[str]:
     """Returns the names of the domains that can be held out, from the benchmark's row or from the data folder.
 
     In data with test domains of its own, these are the groups of the training domains.
     """
-    benchmark = get_benchmark(dataset.value)
+    benchmark = get_benchmark(dataset)
     if benchmark.domains:
         return benchmark.domains
-    names, groups, is_reserved = zip(*_read_domains(dataset.value, *_place(sweep, dataset)), strict=True)
+    names, groups, is_reserved = zip(*_read_domains(dataset, *_place(sweep)), strict=True)
     if not any(is_reserved):
         return names
     training = [group for group, reserved in zip(groups, is_reserved, strict=True) if not reserved]
     if training == [POOLED]:
         remedy = f"has one training domain beside its test domains; use the protocol {OFFICIAL!r}"
-        raise ProtocolError.of("dataset", dataset.value, remedy)
+        raise ProtocolError.of("dataset", dataset, remedy)
     return training
 
 
-def _place(sweep: Sweep, dataset: Choice) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+def _place(sweep: Sweep) -> tuple[str | None, tuple[tuple[str, str], ...]]:
     """Folder of the images, and names of its table's columns."""
-    options = _merged(sweep.options, dataset.options)
+    options = merged(sweep.options, sweep.given)
     return options.get("data_dir"), tuple(dict(options.get("columns") or {}).items())
 
 
@@ -201,12 +252,7 @@ def _read_domains(
 
 def describe_plan(sweep: Sweep) -> str:
     """Describes how many runs a sweep has, and why, with one line per data set."""
-    axes = {
-        "trial seed": sweep.trial_seeds,
-        "hparams seed": sweep.hparams_seeds,
-        "model": sweep.models,
-        "algorithm": sweep.algorithms,
-    }
+    axes = {"trial seed": sweep.trial_seeds, "hparams seed": sweep.hparams_seeds, "row": sweep.rows}
     times = " x ".join(f"{len(entries)} {axis}{'s' * (len(entries) != 1)}" for axis, entries in axes.items())
     lines, total = [], 0
     for dataset in sweep.datasets:
@@ -215,7 +261,7 @@ def describe_plan(sweep: Sweep) -> str:
         counts = {name: len(held_out_domains(replace(sweep, protocols=[name]), dataset)) for name in sweep.protocols}
         counted = ", ".join(f"{protocol} {count}" for protocol, count in counts.items())
         counted += "" if sweep.domains is None else f", of domains {list(sweep.domains)} alone"
-        lines.append(f"{dataset.label}: {counted}; {choices} sets of test domains x {times} = {runs} runs")
+        lines.append(f"{dataset}: {counted}; {choices} sets of test domains x {times} = {runs} runs")
         total += runs
     return "\n".join([*lines, f"{total} runs in all"])
 
@@ -232,16 +278,6 @@ def _of_interest(
         raise ProtocolError.of("domains", list(domains), f"name domains out of: {listing}")
     trained_on = protocol == "single_source"
     return [held_out for held_out in sets if any((position in held_out) != trained_on for position in positions)]
-
-
-def _merged(*tables: Arguments) -> Arguments:
-    """Merges tables of options, the later ones over the earlier; tables inside them, such as model_kwargs, as well."""
-    joined: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
-            joined[key] = _merged(joined[key], value) if both else value
-    return joined
 
 
 def _safe(label: str) -> str:

@@ -30,10 +30,13 @@ def render(table: Table, format_: str, papers: bool = False) -> str:
 
 
 def row_texts(table: Table, papers: bool = False) -> pd.DataFrame:
-    """Formats the rows of a table, with columns for the method and the model; see `render`."""
+    """Formats the rows of a table, with columns for the method and the model, or for names of rows; see `render`."""
     stated = paper_columns(table) if papers else {}
-    model = [f"{row.model} ({row.variant})" if row.variant else row.model for row in table.rows]
-    columns = [pd.Series([row.algorithm for row in table.rows], name="algorithm"), pd.Series(model, name="model")]
+    if any(row.name for row in table.rows):
+        columns = [pd.Series([str(row) for row in table.rows], name="row")]
+    else:
+        model = [f"{row.model} ({row.variant})" if row.variant else row.model for row in table.rows]
+        columns = [pd.Series([row.algorithm for row in table.rows], name="algorithm"), pd.Series(model, name="model")]
     for column, (_, texts) in zip(table.columns, cell_texts(table).items(), strict=True):
         columns.append(texts.reset_index(drop=True).rename(column))
         if column in stated:
@@ -88,9 +91,9 @@ def data_frame(tables: Sequence[Table], papers: bool = False) -> pd.DataFrame:
         if papers:
             stated, pairs = paper_columns(table), zip(cells.column, cells.row, strict=True)
             cells["papers"] = [stated.get(column, {}).get(row, "") for column, row in pairs]
-        frames.append(cells)
-    names = ["dataset", "rule", "table", "algorithm", "model", "variant", "column", "mean", "standard_error", "seeds"]
-    return pd.concat(frames, ignore_index=True)[[*names, "expected_seeds", *(["papers"] if papers else [])]]
+        frames.append(cells.assign(row=cells.row.map(str)))
+    names = ["dataset", "rule", "table", "row", "algorithm", "model", "variant", "column", "mean", "standard_error"]
+    return pd.concat(frames, ignore_index=True)[[*names, "seeds", "expected_seeds", *(["papers"] if papers else [])]]
 
 
 def data_text(frame: pd.DataFrame, format_: str) -> str:

@@ -56,6 +56,12 @@ class FinishedRun:
         return self.args.get("model", NO_MODEL)
 
     @property
+    def row_name(self) -> str:
+        """The name of the run's row, with the average over runs if it is one; empty if the row has none."""
+        name = self.args.get("row")
+        return " + ".join(filter(None, (name, self.args.get("average_method")))) if name else ""
+
+    @property
     def metric(self) -> Metric:
         """The score by which the run is selected and reported, a name in `metrics.METRICS`."""
         return self.records[0].metric
@@ -78,9 +84,10 @@ class RowKey:
     algorithm: str  # the training method
     model: str
     variant: str = ""  # settings that differ between rows of the same method and network, such as "steps=15001"
+    name: str = ""  # of --rows; without one, the row is called by the other three
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.algorithm, self.model, self.variant)))
+        return ", ".join(filter(None, (self.name or f"{self.algorithm}, {self.model}", self.variant)))
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[FinishedRun], list[Path]]:
@@ -181,6 +188,8 @@ def _hashable(value: object) -> object:
 def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     """Groups the runs of one data set into rows. Runs share a row if only seeds and held-out domains differ.
 
+    Runs of a sweep with named rows share a row only with those of the same name.
+
     Settings are compared by their effect: a run that spells out a default is like one that does not. Numbers of images
     and files are seen through, see `run_identity.settings`.
 
@@ -191,8 +200,9 @@ def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
     further = ["data"] if len({run.args.get("data") for run in runs} - {None}) > 1 else []
     frame = pd.DataFrame({"run": runs, "method": [run.algorithm for run in runs]})
     frame["model"] = [setting_text("model", run.model) for run in runs]
+    frame["name"] = [run.row_name for run in runs]
     lines = []
-    for _, group in frame.groupby(["method", "model"]):
+    for (*_, name), group in frame.groupby(["method", "model", "name"]):
         members = list(group.run)
         effects = _differing_settings(members)
         for _, part in effects.groupby(list(effects), sort=False) if len(effects.columns) else [((), effects)]:
@@ -201,7 +211,7 @@ def by_row(runs: Sequence[FinishedRun]) -> pd.DataFrame:
             spelled = {name: value for run in alike[::-1] for name, value in spelled_out(run.args).items()}
             named = [name for name in sorted({*effects, *further}) if name in spelled]
             variant = ", ".join(f"{name}={spelled[name]}" for name in named)
-            row = RowKey(alike[0].algorithm, alike[0].model, variant)
+            row = RowKey(alike[0].algorithm, alike[0].model, variant, name)
             lines += [(row, run.test_domains, *run.seeds, run) for run in alike]
     key = ["row", "test_domains", "seed", "draw"]
     rows = pd.DataFrame(lines, columns=[*key, "run"])
