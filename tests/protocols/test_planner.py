@@ -13,9 +13,7 @@ from timm_moe_dg.protocols import planner
 from timm_moe_dg.protocols.planner import Row, Sweep, plan_runs, read_rows
 
 
-def sweep(
-    datasets=("rotated_digits",), protocols=("leave_one_domain_out",), rows=("a",), trial_seeds=(0,), **options
-):
+def sweep(datasets=("rotated_digits",), protocols=("leave_one_domain_out",), rows=("a",), trial_seeds=(0,), **options):
     rows = read_rows([rows]) if isinstance(rows, dict) else [Row(name, {"model": name}) for name in rows]
     return Sweep(datasets, rows, protocols, trial_seeds, **options)
 
@@ -64,9 +62,7 @@ def test_held_out_domains(dataset, protocols, domains, expected):
 
 
 def test_every_combination_has_a_run_and_a_name_of_its_own():
-    plan = sweep(
-        ["rotated_digits", "colored_digits"], rows=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5)
-    )
+    plan = sweep(["rotated_digits", "colored_digits"], rows=["a", "b/c:d"], trial_seeds=(0, 2), hparams_seeds=(0, 1, 5))
     runs = plan_runs(plan)
     assert len(runs) == len({run.name for run in runs}) == (6 + 3) * 2 * 2 * 3
     assert Counter(run.options["trial_seed"] for run in runs) == {0: 54, 2: 54}
@@ -118,7 +114,7 @@ MISTAKES = [
     ("holdout_fraction=0.5", {"rows": {"x": {"holdout_fraction": 0.5}}}),
     ("steps=7", {"rows": {"x": {"steps": 7}, "y": {}}}),
     ("lr=0.1", {"rows": {"x": {"lr": 1}}, "given": {"lr": 0.1}}),
-    ("router='linear'", {"rows": {"x": {"model_kwargs": {"router": "self"}}}, "given": {"model_kwargs": {"router": "linear"}}}),
+    ("top_k=1", {"rows": {"x": {"model_kwargs": {"top_k": 2}}}, "given": {"model_kwargs": {"top_k": 1}}}),
     ("trial_seed=1", {"given": {"trial_seed": 1}}),
 ]
 

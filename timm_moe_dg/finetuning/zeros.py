@@ -1,0 +1,107 @@
+"""Rows of a comparison that see no pixel: the most frequent class, and the places of the images alone."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.dummy import DummyClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from ..data import Domain
+from ..errors import ArgumentError
+from ..protocols.options import RunOptions
+from ..protocols.records import Record
+from ..storage.files import owned
+from ..storage.run_folder import RunFolder
+from .plan import RunPlan, make_plan
+from .run import score_batches
+
+NEIGHBORS = (1, 3, 5, 10, 20, 50)
+NO_MODEL = "none"  # in place of a network's name
+_LEAST = 1e-6  # probability in place of 0, whose logarithm is infinite
+
+
+def has_coordinates(domain: Domain) -> bool:
+    """Whether any image of a domain has a longitude and a latitude."""
+    metadata = np.asarray(domain.metadata if domain.metadata is not None else [])
+    return metadata.ndim == 2 and not np.isnan(metadata[:, :2]).any(axis=1).all()
+
+
+def most_frequent(plan: RunPlan) -> ClassifierMixin:
+    """Answers with the most frequent class of the training images."""
+    return DummyClassifier(strategy="prior").fit(*_training_rows(plan))
+
+
+def places(plan: RunPlan) -> ClassifierMixin:
+    """Nearest neighbors by great-circle distance; training-domain validation chooses their number."""
+    places, targets = _training_rows(plan)
+    present = ~np.isnan(places).any(axis=1)
+    if not present.any():
+        remedy = "no training image has coordinates; leave the row out, or give --dataset place_folder"
+        raise ArgumentError.of("rows", "places", remedy)
+    radians = FunctionTransformer(lambda places: np.deg2rad(places[:, ::-1]))
+    numbers = [number for number in NEIGHBORS if number <= present.sum()]
+    candidates = [
+        make_pipeline(radians, KNeighborsClassifier(number, metric="haversine")).fit(places[present], targets[present])
+        for number in numbers
+    ]
+
+    def validation(candidate: ClassifierMixin) -> float:
+        scores = []
+        for index in plan.validated:
+            split, domain = plan.splits[index].outside, plan.domains[index]
+            points = _places(domain)[split]
+            kept = ~np.isnan(points).any(axis=1)
+            if kept.any():
+                scores.append(candidate.score(points[kept], np.asarray(domain.targets)[split][kept]))
+        return float(np.mean(scores)) if scores else 0.0
+
+    return max(candidates, key=validation)
+
+
+ZEROS: Mapping[str, Callable[[RunPlan], ClassifierMixin]] = MappingProxyType(
+    {"most_frequent": most_frequent, "places": places}
+)
+
+
+def write_zero(row: str, options: RunOptions) -> None:
+    """Scores a row of `ZEROS` on the domains and splits of a run, and writes it as a finished run of one evaluation."""
+    plan = make_plan(options)
+    classifier, frequent = ZEROS[row](plan), most_frequent(plan)
+    batches = []
+    for index, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
+        points, targets = _places(domain), np.asarray(domain.targets)
+        unknown = np.isnan(points).any(axis=1)
+        shares = np.zeros((len(domain), len(plan.classes)))
+        for answering, mask in ((frequent, unknown), (classifier, ~unknown)):
+            if mask.any():
+                shares[np.ix_(mask, answering.classes_)] = answering.predict_proba(points[mask])
+        logits = torch.from_numpy(shares).clamp(min=_LEAST).log().float()
+        for part, rows in enumerate((split.inside, split.outside)):
+            groups = torch.full((len(rows),), 2 * index + part)
+            batches.append((logits[rows], torch.from_numpy(targets[rows]), groups))
+    args = {**plan.record_args, "algorithm": row, "model": NO_MODEL}
+    scores = score_batches(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
+    hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **args})
+    record = Record(step=0, epoch=0.0, losses={}, step_time=0.0, mem_gb=0.0, args=args, hparams=hparams, **scores)
+    with owned(folder.path):
+        folder.add(record, lambda _: None)  # there is no network to save
+        folder.finish()
+
+
+def _training_rows(plan: RunPlan) -> tuple[np.ndarray, np.ndarray]:
+    """Longitudes and latitudes in degrees, (N, 2), and classes (N,) of the images to train on."""
+    parts = [(plan.domains[index], plan.splits[index].inside) for index in plan.training]
+    points = [_places(domain)[split] for domain, split in parts]
+    return np.concatenate(points), np.concatenate([np.asarray(domain.targets)[split] for domain, split in parts])
+
+
+def _places(domain: Domain) -> np.ndarray:
+    """(N, 2) longitudes and latitudes of a domain, NaN where they are unknown."""
+    if not has_coordinates(domain):
+        return np.full((len(domain), 2), np.nan)
+    return np.asarray(domain.metadata, float)[:, :2]
