@@ -66,6 +66,9 @@ class ComparisonOptions:
         help="only these domains, by name or position (default: all)")
     trial_seeds: Sequence[int] = option((0, 1, 2), type=int, nargs="+", metavar="N",
         help="repetitions (default: 0 1 2)")
+    protocols: Sequence[str] = option(("leave_one_domain_out",), "--protocol", nargs="+", metavar="NAME",
+        choices=(*PROTOCOLS, OFFICIAL, PER_REGION),
+        help=f"what to hold out, of {', '.join([*PROTOCOLS, OFFICIAL, PER_REGION])} (default: leave_one_domain_out)")
     rates: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="LR",
         help="learning rates, of which training-domain validation chooses each row's, on a seed of its own")
 
@@ -84,9 +87,6 @@ class PlanOptions(ComparisonOptions):
         help="training methods (default: the recipe's, or ERM)")
     models: Sequence[str] | None = option(None, nargs="+", metavar="NAME",
         help="timm models (default: the recipe's, or gmoe_small_patch16)")
-    protocols: Sequence[str] = option(("leave_one_domain_out",), "--protocol", nargs="+", metavar="NAME",
-        choices=(*PROTOCOLS, OFFICIAL, PER_REGION),
-        help=f"what to hold out, of {', '.join([*PROTOCOLS, OFFICIAL, PER_REGION])} (default: leave_one_domain_out)")
     hparams_seeds: Sequence[int] = option((0,), type=int, nargs="+", metavar="N",
         help="random draws of hyper-parameters; 0 takes the defaults (default: 0)")
     options: Mapping[str, Any] = option({}, type=key_value, nargs="*", metavar="KEY=VALUE",

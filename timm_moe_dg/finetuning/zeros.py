@@ -18,7 +18,7 @@ from ..protocols.records import Record
 from ..storage.files import owned
 from ..storage.run_folder import RunFolder
 from .plan import RunPlan, make_plan
-from .run import score_batches
+from .run import score
 
 NEIGHBORS = (1, 3, 5, 10, 20, 50)
 NO_MODEL = "none"  # in place of a network's name
@@ -85,7 +85,7 @@ def write_zero(row: str, options: RunOptions) -> None:
             groups = torch.full((len(rows),), 2 * index + part)
             batches.append((logits[rows], torch.from_numpy(targets[rows]), groups))
     args = {**plan.record_args, "algorithm": row, "model": NO_MODEL}
-    scores = score_batches(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
+    scores = score(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
     hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **args})
     record = Record(step=0, epoch=0.0, losses={}, step_time=0.0, mem_gb=0.0, args=args, hparams=hparams, **scores)
     with owned(folder.path):

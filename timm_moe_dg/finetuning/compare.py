@@ -1,0 +1,242 @@
+"""A comparison: rows from the most frequent class to MoGE on one data set, and the answer which one to take."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device, set_seed
+from timm.data.model_config import get_model_input_config
+from timm.models.vision_transformer import VisionTransformer
+
+from ..analysis.plots import plot_answer
+from ..cli.arguments import checked, default_device, fields_of, merged, option
+from ..cli.text import one_line, show_line
+from ..cli.values import LOCAL, key_value, non_negative, weights_file
+from ..data import Benchmark, Domain, get_benchmark
+from ..data.domains import listed
+from ..errors import ArgumentError
+from ..models.gmoe import resolve_moe_layers
+from ..networks.cost import count_macs
+from ..networks.export import sample_metadata
+from ..networks.trained import load_trained
+from ..protocols.evaluation import predict
+from ..protocols.options import DATA, Arguments, RunOptions, options_with
+from ..protocols.planner import PlannedRun, Row, Sweep, plan_runs, read_rows
+from ..protocols.run_identity import default_network
+from ..results.answer import Answer, answer, scores_of
+from ..results.runs import FinishedRun, find_runs
+from .loop import take_step
+from .model import build_model
+from .plan import make_plan
+from .processes import join_processes, leave_processes, process_state_kept
+from .resume import ResumePoint
+from .run import start
+from .sweep import FINETUNE, ComparisonOptions, LaunchOptions, duration, launch, make_job, slots, with_chosen_rates
+from .zeros import NO_MODEL, ZEROS, has_coordinates, write_zero
+
+SOURCE = "vit_small_patch14_dinov2.lvd142m"
+# For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
+SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
+PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
+PROBE_RATE = 1e-3  # learning rate of a classifier alone
+MEASURED = 4  # steps and batches of the estimate
+LONG = 600.0  # seconds, from which the plan says what to lower
+DATA_OPTIONS = {*options_with(DATA), "metric"}
+_TRUNK = "blocks below the first mixture stay frozen ({}), and their outputs are computed once, without augmentation; "
+_TRUNK += "--train all trains everything"
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(ComparisonOptions, LaunchOptions):
+    """All options of a comparison."""
+
+    dataset: str = option("folder", metavar="NAME",
+        help="data set, or folder or place_folder for your own images (default: %(default)s)")
+    source: str = option(SOURCE, metavar="NAME",
+        help="timm vision transformer that all rows start from (default: %(default)s, whose features suit few images)")
+    initial_checkpoint: str | None = option(None, type=weights_file, metavar="FILE",
+        help="the source's weights, in place of a download")
+    from_scratch: bool = option(False, help="train the source from random weights")
+    rows: Sequence[str | Mapping[str, Any]] | None = option(None, nargs="+", metavar="NAME|YAML",
+        help="rows by name, and files of own ones, NAME: {model: ..., OPTION: VALUE} (default: all that the data allow)")
+    train: str | None = option(None, choices=("upper", "all"),
+        help="train the blocks from the first mixture on, or all (default: upper on a CPU, all on a GPU)")
+    equal_within: float = option(1.0, type=non_negative, metavar="POINTS",
+        help="rows are equal in practice if the interval of their difference lies within (default: %(default)s)")
+    format: str = option("text", choices=("text", "markdown", "latex", "csv", "json"),
+        help="format of the answer (default: %(default)s)")
+    plot: str | None = option(None, metavar="PNG", help="draw the differences")
+    options: Mapping[str, Any] = option({}, metavar="KEY=VALUE", nargs="*", type=key_value,
+        help="options of finetune for every trained row, as an alternative to words after --")
+    output: str = option("output/comparison", metavar="DIR", help="folder of all runs (default: %(default)s)")
+    dry_run: bool = option(False, help="print the plan with the time it takes, and stop")
+# fmt: on
+
+
+def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = ()) -> Answer | None:
+    """Runs a comparison and returns its answer; None if runs are left.
+
+    Args:
+        options: Those of the comparison.
+        given: Options of finetune for every trained row.
+        imports: Names of modules that the runs import.
+
+    Raises:
+        ArgumentError: The data, the source or a row cannot be compared.
+    """
+    given = merged(checked(fields_of(RunOptions), options.options, "finetune"), given)
+    benchmark, data_dir = get_benchmark(options.dataset), given.get("data_dir", options.data_dir)
+    benchmark.check_data_dir(data_dir)
+    domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
+    for_all = starting_options(options, benchmark, domains)
+    zeros, trained = rows_of(options, domains)
+    plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
+    plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
+    for line in [*remarks(domains), *((_TRUNK.format(for_all["freeze"]),) if "freeze" in for_all else ())]:
+        show_line(line)
+    names = write_zeros(options, plan, zeros)
+    runs = plan_runs(plan)
+    jobs = [make_job(options, options.output, run, imports) for run in runs]
+    left = [run for run, job in zip(runs, jobs, strict=True) if not job.is_finished]
+    if left and not options.status:
+        show_line(estimate(options, left))
+    if options.dry_run:
+        return None
+    if options.rates:
+        chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
+        if chosen is None:
+            return None
+        plan = chosen
+    if not launch(options, options.output, plan, imports) or options.status:
+        return None
+    names |= {run.name for run in runs}
+    finished = [run for run in find_runs([options.output])[0] if run.folder.name in names]
+    order = [*zeros, *(row.name for row in trained)]
+    scores = scores_of(finished)
+    scores = scores.sort_values("row", key=lambda column: column.map(order.index), kind="stable")
+    found = answer(scores, {run.row_name: cost(run) for run in finished}, equal_within=options.equal_within / 100)
+    if options.plot:
+        plot_answer(found, scores, Path(options.plot))
+    return found
+
+
+def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[str], list[Row]]:
+    """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
+    source = {"backbone": options.source}
+    ready: dict[str, Arguments] = {"probe": {"freeze": "backbone", "lr": PROBE_RATE}} if not options.from_scratch else {}
+    ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
+    zeros = ["most_frequent"]
+    if any(map(has_coordinates, domains)):
+        zeros.append("places")
+        if type(default_network(options.source)) is VisionTransformer:
+            ready |= {name: {"model": name, "model_kwargs": source} for name in ("erm_le", "moge")}
+    entries = options.rows or [*zeros, *ready]
+    trained = read_rows([entry for entry in entries if entry not in ZEROS], ready)
+    named = [Row(row.name, {"model": options.source, **row.options, "row": row.name}) for row in trained]
+    return [entry for entry in entries if entry in ZEROS], named
+
+
+def starting_options(options: CompareOptions, benchmark: Benchmark, domains: Sequence[Domain]) -> dict[str, Any]:
+    """Returns the options of finetune that all trained rows begin with, unless they or words after -- have others."""
+    network = default_network(options.source)
+    blocks, embedding = getattr(network, "blocks", None), getattr(network, "patch_embed", None)
+    if blocks is None or embedding is None:
+        remedy = f"is no vision transformer of timm; choose one such as {SOURCE} or deit_small_patch16_224"
+        raise ArgumentError.of("source", options.source, remedy)
+    patch, device = embedding.patch_size[0], default_device()
+    values: dict[str, Any] = {"img_size": ceil((benchmark.image_size or PIXELS[device]) / patch) * patch}
+    values |= SHORT if benchmark.reported_split(domains) == "whole" else {}
+    if options.initial_checkpoint:
+        values["initial_checkpoint"] = options.initial_checkpoint
+    elif not options.from_scratch:
+        values["pretrained"] = True
+    train = options.train or ("upper" if device == "cpu" and not options.from_scratch else "all")
+    if train == "upper":
+        values |= {"freeze": f"trunk:{min(resolve_moe_layers('last_two', len(blocks)))}", "cache_trunk": "float16"}
+    return values
+
+
+def remarks(domains: Sequence[Domain]) -> Iterator[str]:
+    """Names classes that one domain alone has, which a run that holds it out cannot learn."""
+    present = {domain.name: {domain.classes[target] for target in np.unique(domain.targets)} for domain in domains}
+    for name, classes in present.items():
+        others = set().union(*(each for other, each in present.items() if other != name))
+        if alone := sorted(classes - others):
+            yield one_line(f"only {name} has images of {listed(alone)}: a run that holds it out cannot learn them")
+
+
+def write_zeros(options: CompareOptions, plan: Sweep, zeros: Sequence[str]) -> set[str]:
+    """Writes the runs of rows without a network, and returns their names."""
+    rows = [Row(name, {"model": NO_MODEL, "algorithm": name, "row": name}) for name in zeros]
+    shared = {name: plan.given[name] for name in plan.given if name in DATA_OPTIONS}
+    runs = plan_runs(replace(plan, rows=rows, options={"data_dir": plan.options["data_dir"]}, given=shared))
+    for run in runs:
+        job = make_job(options, options.output, run, ())
+        if not job.is_finished and not (options.dry_run or options.status):
+            values = {**run.options, "algorithm": RunOptions.algorithm}
+            write_zero(run.options["algorithm"], RunOptions(**values, output=options.output, experiment=run.name))
+    return {run.name for run in runs}
+
+
+def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
+    """Says how long runs take, from a few steps of each row."""
+    begun = time.monotonic()
+    subprocess.run([sys.executable, FINETUNE, "--help"], check=True, stdout=subprocess.DEVNULL)
+    imports, seconds = time.monotonic() - begun, {}
+    for row, members in groupby(sorted(runs, key=_row), key=_row):
+        of_row = list(members)
+        values = RunOptions(**{**of_row[0].options, "output": options.output, "experiment": ".estimate"})
+        seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
+    parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
+    text = f"about {duration(sum(seconds.values()))}: {parts}"
+    advice = "for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS"
+    return f"{text}; {advice}" if sum(seconds.values()) > LONG else text
+
+
+def _row(run: PlannedRun) -> str:
+    return str(run.options["row"])
+
+
+def measure(options: RunOptions) -> float:
+    """Returns the seconds that a run takes, from its start and a few steps and batches of its evaluation."""
+    with process_state_kept(options.output):
+        begun = time.monotonic()
+        plan = make_plan(options)
+        accelerator = join_processes(plan.options)
+        try:
+            set_seed(plan.options.seed)
+            run = start(plan, accelerator, build_model(plan, accelerator), ResumePoint({}, None, 0))
+            ends = [time.monotonic()]
+            for step, minibatches in enumerate(islice(run.batches, MEASURED)):
+                take_step(run, step, send_to_device(minibatches, accelerator.device))["loss"].item()
+                ends.append(time.monotonic())
+            evaluated = predict(run.model.network, islice(run.evaluation, MEASURED))
+            end = time.monotonic()
+        finally:
+            leave_processes(accelerator, keep_group=False)
+    steps, filled = len(ends) - 2, plan.options
+    step = (ends[-1] - ends[1]) / max(1, steps)
+    evaluation = (end - ends[-1]) * sum(map(len, plan.domains)) / len(evaluated.target)
+    evaluations = filled.steps // filled.eval_freq + 2  # the last step's, and that of the calibration
+    return ends[0] - begun + filled.steps * step + evaluations * evaluation
+
+
+@torch.no_grad()
+def cost(run: FinishedRun) -> tuple[float, int]:
+    """Returns the billions of multiply-accumulates of an image, and the number of parameters, of a run's network."""
+    if run.model == NO_MODEL:
+        return 0.0, 0
+    network = load_trained(f"{LOCAL}{run.folder / 'best'}")
+    size = get_model_input_config(network)["input_size"]
+    metadata = sample_metadata(network, 1)
+    macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata])])
+    return macs / 1e9, sum(parameter.numel() for parameter in network.parameters())

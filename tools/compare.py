@@ -1,0 +1,57 @@
+r"""Compares rows on one data set, and says which one to take.
+
+    timm-moe-dg compare --dataset folder --data-dir DATA
+    timm-moe-dg compare --dataset place_folder --data-dir DATA --dry-run
+    timm-moe-dg compare --dataset blue_marble -- --steps 60
+
+The rows are the most frequent class, places alone if images have coordinates,
+a linear classifier on the frozen source (probe), the fine-tuned source
+(dense), and the source with experts (gmoe, and with coordinates erm_le and
+moge). Each domain is held out in turn. Words after -- are options of finetune
+for every trained row. The same command again goes on where it ended.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+
+from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
+from timm_moe_dg.finetuning.compare import CompareOptions, compare
+from timm_moe_dg.finetuning.sweep import options_for_all
+from timm_moe_dg.results.answer import render_answer
+
+# What --help shows; --help-all shows every option
+MAIN = ["config", "dataset", "data_dir", "source", "initial_checkpoint", "from_scratch", "rows", "train", "rates"]
+MAIN += ["trial_seeds", "domains", "format", "plot", "output", "jobs", "gpus", "dry_run"]
+
+
+def build_parser() -> ToolParser:
+    """Builds the command line."""
+    parser = tool_parser("compare.py", __doc__, "[options] [-- options of finetune]", main=MAIN, config=True)
+    add_options(parser, "comparison", CompareOptions)
+    return parser
+
+
+@tool
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    words = list(argv)
+    split = words.index("--") if "--" in words else len(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the runs are asked to save a checkpoint
+    args = parse_arguments(build_parser(), words[:split])
+    given, imports = options_for_all(words[split + 1 :])
+    options = from_parsed(CompareOptions, vars(args))
+    try:
+        # Programs read the answer alone
+        with redirect_stdout(sys.stderr) if options.format in ("csv", "json") else nullcontext():
+            found = compare(options, given, [*getattr(args, "imports", ()), *imports])
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    if found:
+        print(render_answer(found, options.format))
+
+
+if __name__ == "__main__":
+    main()
