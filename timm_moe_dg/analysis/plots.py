@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     # Imports pandas, which training does without
+    from ..results.answer import Answer
     from ..results.runs import RowKey
     from ..results.tables import Table
 
@@ -200,6 +201,37 @@ def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
             axes.hlines(values, positions - 0.45, positions + 0.45, color="black", linestyle=":", linewidth=1.2)
             axes.tick_params(axis="x", rotation=90 if upright else 0)
         figure.legend(handles=handles, loc="outside lower center")
+
+
+def plot_answer(answer: "Answer", scores: "pd.DataFrame", path: Path) -> None:
+    """Draws the differences to the reference: a point for each pair of runs, a diamond for the mean with its interval.
+
+    Pairs of one domain stand on one line. The band marks differences that are equal in practice.
+
+    Raises:
+        RecordError: There is no pair of rows.
+    """
+    from ..results.answer import paired
+
+    pairs = list(answer.pairs.itertuples())
+    if not pairs:
+        raise RecordError(f"rows={list(answer.rows.index)}: no pair to draw; add a row that is trained")
+    heights = dict(zip(answer.domains, np.linspace(-0.3, 0.1, len(answer.domains.columns)), strict=True))
+    with picture(path, 6.0, 1.1 + 0.75 * len(pairs)) as figure:
+        axes = figure.subplots()
+        axes.axvspan(-100 * answer.equal_within, 100 * answer.equal_within, color="#E8E8E8")
+        axes.axvline(0, color="black", linewidth=1)
+        for number, pair in enumerate(pairs):
+            differences = 100 * paired(scores, pair.first, pair.second)
+            places = [number + heights[domain] for domain in differences.index.get_level_values("domain")]
+            axes.plot(differences, places, "o", color="#888888", alpha=0.6, markeredgewidth=0)
+            half = np.nan_to_num(50 * (pair.high - pair.low))  # one domain has no interval
+            style: Style = {"marker": "D", "markersize": 6, "linewidth": 2, "color": category_color(0)}
+            axes.errorbar(100 * pair.difference, number + 0.28, xerr=half, **style)
+            name = f"{fitted(pair.first, 70)}: {pair.verdict}"
+            axes.text(0.01, number - 0.5, name, transform=axes.get_yaxis_transform(), verticalalignment="center")
+        axes.set(xlabel=f"difference to {fitted(pairs[0].second, 70)} (points)")
+        axes.set(ylim=(len(pairs) - 0.4, -0.75), yticks=[])
 
 
 def zeros(table: "Table") -> tuple[str, list[float]]:

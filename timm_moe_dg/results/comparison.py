@@ -211,6 +211,11 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return float(test.pvalue)
 
 
+def smallest_p(pairs: int) -> float:
+    """Returns the smallest p value of `sign_flip_p` for a number of pairs."""
+    return min(1.0, max(2.0 ** (1 - pairs), 2 / (_RESAMPLES + 1)))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusts p values so that the chance of any false rejection stays below the level (Holm, 1979)."""
     ascending = pd.Series(p_values, dtype=float).sort_values()

@@ -87,7 +87,7 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
     """
     runs = [run for run in runs if run.test_domains]
     _check_same_data(runs)
-    observed = _observed(runs, split)
+    observed = observed_scores(runs, split)
     held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
     if not held_out.max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
@@ -125,8 +125,12 @@ def _data(record: Record) -> dict[str, object]:
     return {name: value for name, value in {**facts, digest: record.args.get("data")}.items() if value is not None}
 
 
-def _observed(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.DataFrame:
-    """Returns a line for each "row", number of training domains ("trained"), held-out "domain" and "seed"."""
+def observed_scores(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.DataFrame:
+    """Returns the selected scores, a line for each "row", number of training domains, held-out "domain" and "seed".
+
+    Columns in shares: accuracy (by the runs' metric), zero (of the most frequent class), balanced, answer (share of the
+    most frequent answer), validation. The number of training domains is "trained", that of their images "images".
+    """
     lines = []
     frame = by_row(runs).groupby(["row", "test_domains", "seed"], sort=False).run if runs else []
     for (row, _, seed), members in frame:

@@ -1,0 +1,324 @@
+"""The answer of a comparison of rows: tables, paired differences, and a recommendation by a written rule.
+
+The rows were trained on the same splits, with each domain held out by several trial seeds. There are two questions:
+
+- These domains: a sign-flip test over pairs of runs, which have the same domain and seed.
+- New sites: a new site is a domain, and the pairs of one domain are alike. A t test over domain means answers it.
+
+scipy's distributions serve both. Libraries do not fit: autorank takes one value for each data set and at least five of
+these. baycomp separates runs from data sets by a Stan model alone, which is compiled when it is used.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil, inf, isfinite, isnan, nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from ..errors import ArgumentError
+from ..protocols.records import SplitName
+from .comparison import FORMATS, data_text, formatted, holm, sign_flip_p, smallest_p
+from .new_site import CONFIDENCE, LEVEL, above, observed_scores, percent, prediction_interval
+from .runs import FinishedRun, by_row
+
+ZERO = "most_frequent"  # the row that answers with the most frequent class of the training images
+BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "equal in practice", "cannot tell"
+POWER = 0.8  # share of comparisons that find a difference of the size that the verdict states
+NOTES = (
+    "Interval: 95%, over domains, for the mean difference at new sites. p (sites): t test over domains, corrected.",
+    "p: two-sided sign-flip test over pairs of equal domain and seed, for these domains, and with Holm's correction.",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The numbers of a comparison, in shares, and their verdict.
+
+    Columns of `rows`, by name: mean, standard_error (over seeds), worst, worst_domain, balanced_accuracy, low and high
+    (`prediction_interval`), gmacs and parameters (NaN if unknown), seeds.
+    Columns of `pairs`: first, second, difference, low and high (95%, over domains), p (sign-flip), p_holm, p_sites
+    (t test over domains, Holm's correction), wins, pairs, domains_won, domains, verdict.
+    """
+
+    domains: pd.DataFrame  # accuracy by row and held-out domain
+    rows: pd.DataFrame
+    pairs: pd.DataFrame  # of each trained row with the reference
+    recommended: str
+    verdict: list[str]
+    equal_within: float
+
+
+def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd.DataFrame:
+    """Reads the scores of finished runs: row, domain, seed, accuracy (by the runs' metric) and balanced, in shares.
+
+    Runs count that were trained on the most domains. The most frequent class is the row `ZERO`.
+    """
+    lines, observed = by_row(runs), observed_scores(runs, split)
+    names = {row: run.args.get("row", str(row)) for row, run in zip(lines.row, lines.run, strict=True)}
+    scores = observed[observed.trained == observed.trained.max()].assign(row=lambda table: table.row.map(names))
+    if ZERO not in set(scores.row):
+        zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()
+        scores = pd.concat([scores, zeros.rename(columns={"zero": "accuracy"}).assign(row=ZERO)], ignore_index=True)
+    return scores[["row", "domain", "seed", "accuracy", "balanced"]]
+
+
+def paired(scores: pd.DataFrame, first: str, second: str) -> pd.Series:
+    """Returns first - second by "domain" and "seed", where both rows have a run."""
+    accuracy = scores.set_index(["row", "domain", "seed"]).accuracy
+    return (accuracy[first] - accuracy[second]).dropna().round(12)
+
+
+def answer(
+    scores: pd.DataFrame, costs: Mapping[str, tuple[float, int]], reference: str = "dense", equal_within: float = 0.01
+) -> Answer:
+    """Compares the rows of `scores_of` with a reference, and recommends one by `judge` and `recommend`.
+
+    Args:
+        scores: Columns row, domain, seed, accuracy and balanced. Pairs are compared if both rows have the run.
+        costs: Multiply-accumulates of an image (in billions) and number of parameters, by row.
+        reference: Row to compare with. If there is none of this name, the first trained row.
+        equal_within: Largest difference that is equal in practice, as a share.
+
+    Raises:
+        ArgumentError: No row was trained.
+    """
+    domains = scores.pivot_table("accuracy", "row", "domain", sort=False)
+    trained = [name for name in domains.index if name != ZERO]
+    if not trained:
+        raise ArgumentError.of("rows", list(domains.index), "none was trained; add one, such as dense")
+    reference = reference if reference in trained else trained[0]
+    lines = [_pair(name, reference, paired(scores, name, reference)) for name in trained if name != reference]
+    pairs = pd.DataFrame(lines, columns=_PAIR)
+    pairs["p_holm"], pairs["p_sites"] = holm(pairs.p), holm(pairs.p_sites)
+    pairs["verdict"] = [judge(pair, equal_within) for pair in pairs.itertuples()]
+    rows = _rows(scores, domains, costs)
+    recommended, reason = recommend(domains, rows, pairs, reference, equal_within)
+    verdict = [reason, *_on_these_domains(pairs), *_zero(domains), *_limits(scores, pairs)]
+    return Answer(domains, rows, pairs, recommended, verdict, equal_within)
+
+
+def _rows(scores: pd.DataFrame, domains: pd.DataFrame, costs: Mapping[str, tuple[float, int]]) -> pd.DataFrame:
+    by_seed = scores.pivot(index=["row", "seed"], columns="domain", values="accuracy")
+    whole = by_seed.count(axis="columns").eq(domains.count(axis="columns"), level="row")
+    seeds = by_seed[whole].mean(axis="columns").groupby("row")
+    intervals = [prediction_interval(row.dropna())[:2] for _, row in domains.iterrows()]
+    both = [(*interval, *costs.get(name, (nan, nan))) for name, interval in zip(domains.index, intervals, strict=True)]
+    return pd.DataFrame(both, domains.index, ["low", "high", "gmacs", "parameters"]).assign(
+        mean=domains.mean(axis="columns"),
+        standard_error=(seeds.std(ddof=0) / seeds.size() ** 0.5).where(seeds.size() > 1),
+        worst=domains.min(axis="columns"),
+        worst_domain=domains.idxmin(axis="columns"),
+        balanced_accuracy=scores.groupby(["row", "domain"]).balanced.mean().groupby("row").mean(),
+        seeds=scores.groupby("row").seed.nunique(),
+    )
+
+
+_PAIR = ["first", "second", "difference", "low", "high", "p", "p_holm", "p_sites"]
+_PAIR += ["wins", "pairs", "domains_won", "domains", "verdict"]
+
+
+def _pair(first: str, second: str, differences: pd.Series) -> dict[str, object]:
+    by_domain = differences.groupby("domain").mean().round(12)  # so that ties stay ties despite floating-point errors
+    difference, freedom = by_domain.mean(), len(by_domain) - 1
+    error = np.float64(by_domain.sem())
+    half = t.ppf((1 + CONFIDENCE) / 2, freedom) * error
+    with np.errstate(divide="ignore", invalid="ignore"):  # domains with equal differences
+        p_sites = 2 * t.sf(abs(difference) / error, freedom)
+    numbers = {"difference": difference, "low": difference - half, "high": difference + half, "p_sites": p_sites}
+    numbers |= {"p": sign_flip_p(list(differences)), "wins": (differences > 0).sum(), "pairs": len(differences)}
+    domains = {"domains_won": (by_domain > 0).sum(), "domains": len(by_domain)}
+    return {"first": first, "second": second, **numbers, **domains}
+
+
+def judge(pair: Any, equal_within: float) -> str:
+    """Gives the verdict on a line of `Answer.pairs`. It is about new sites.
+
+    1. The interval lies within `equal_within` of zero: equal in practice.
+    2. The sign-flip test over pairs and the t test over domains find a difference, both with Holm's correction: better
+       or worse.
+    3. Otherwise, and with one domain or without a common run: cannot tell.
+    """
+    if -equal_within <= pair.low and pair.high <= equal_within:
+        return EQUAL
+    if pair.p_holm < LEVEL and pair.p_sites < LEVEL:
+        return BETTER if pair.difference > 0 else WORSE
+    return UNKNOWN
+
+
+def recommend(
+    domains: pd.DataFrame, rows: pd.DataFrame, pairs: pd.DataFrame, reference: str, equal_within: float
+) -> tuple[str, str]:
+    """Returns the row to take, and the reason in words. The first rule that applies decides.
+
+    1. No trained row is clearly above the most frequent class (`new_site.above`): take `ZERO`, so no network.
+    2. Rows are better than the reference: take the cheapest of those within `equal_within` of the best of them.
+    3. Otherwise take the cheapest of the reference and the rows that are equal in practice or cannot be told apart.
+       A row is left out if its mean difference is below -`equal_within`.
+
+    Rows that are not clearly above the most frequent class are left out. The cheapest row has the fewest operations for
+    an image, then the fewest parameters. Of equal ones the probe comes first, because nothing but a linear classifier
+    is trained, then the reference.
+    """
+    beating = _above_zero(domains)
+    if not beating:
+        zero = percent(rows["mean"][ZERO])
+        return ZERO, f"Take {ZERO}: no row is clearly above the most frequent class of the training images ({zero}%)."
+    judged = {pair.first: pair for pair in pairs.itertuples() if pair.first in beating}
+    better = {name: pair.difference for name, pair in judged.items() if pair.verdict == BETTER}
+    if better:
+        row = _cheapest(rows, [name for name in better if better[name] >= max(better.values()) - equal_within], "")
+        pair, gain = judged[row], percent(better[row], "+")
+        reason = f"at new sites it is better than {reference}, by {gain} points (95% interval: {_interval(pair, '+')})"
+        return row, f"Take {row}: {reason}, and it wins {_domains_won(pair)}."
+    alike = {n: p.verdict for n, p in judged.items() if p.verdict != WORSE and p.difference >= -equal_within}
+    names = [name for name in beating if name == reference or name in alike]
+    row = _cheapest(rows, names, reference)
+    if len(names) == 1:
+        return row, f"Take {row}: no other row is as good."
+    points = f"that are equal in practice, within {100 * equal_within:g} points of {reference}"
+    what = points if set(alike.values()) == {EQUAL} else "that cannot be told apart at new sites"
+    return row, f"Take {row}, the cheapest of the rows {what}: {', '.join(names)}."
+
+
+def _domains_won(pair: Any) -> str:
+    return f"{pair.domains_won} of {pair.domains} domains"
+
+
+def _cheapest(rows: pd.DataFrame, names: Sequence[str], reference: str) -> str:
+    costs = rows[["gmacs", "parameters"]].fillna(inf)
+    return min(names, key=lambda name: (*costs.loc[name], name != "probe", name != reference))
+
+
+def _above_zero(domains: pd.DataFrame) -> list[str]:
+    """Names the trained rows that are clearly above the most frequent class, all if its scores are unknown."""
+    zero = domains.loc[ZERO] if ZERO in domains.index else domains.iloc[0] * 0 - 1
+    trained = domains.drop(index=ZERO, errors="ignore")
+    return [name for name, row in trained.iterrows() if row.mean() > above(zero[row.notna()].mean())]
+
+
+def _on_these_domains(pairs: pd.DataFrame) -> list[str]:
+    shown = [
+        f"{pair.first} is {BETTER if pair.difference > 0 else WORSE} than {pair.second}, by "
+        f"{percent(pair.difference, '+')} points (p = {pair.p_holm:.2g}, and it wins {_domains_won(pair)})"
+        for pair in pairs[(pairs.verdict == UNKNOWN) & (pairs.p_holm < LEVEL)].itertuples()
+    ]
+    return [f"On these domains {', and '.join(shown)}. New sites may differ."] if shown else []
+
+
+def _zero(domains: pd.DataFrame) -> list[str]:
+    beating = _above_zero(domains)
+    if ZERO not in domains.index or not beating:
+        return []
+    zero = f"the most frequent class ({percent(domains.loc[ZERO].mean())}%)"
+    alone = f" The probe alone is {'one' if 'probe' in beating else 'none'} of them."
+    return [f"Rows clearly above {zero}: {', '.join(beating)}.{alone if 'probe' in domains.index else ''}"]
+
+
+def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """States which differences so many domains and seeds can find, and how many seeds the largest gain needs."""
+    if pairs.empty:
+        return []
+    number, most, domains = len(pairs), pairs.pairs.max(), pairs.domains.max()
+    smallest = number * smallest_p(most)
+    reach = f"The smallest p of {most} paired runs is {min(smallest, 1):.2g}, corrected for {number} rows"
+    if domains < 2:
+        return [f"{reach}. One held-out domain says nothing about new sites: hold out each domain in turn."]
+    if smallest >= LEVEL:
+        seeds = next(seeds for seeds in count(1) if number * smallest_p(domains * seeds) < LEVEL)
+        return [f"{reach}, so no difference can be shown: at least {seeds} seeds are needed."]
+    freedom = pairs.domains - 1
+    errors = (pairs.high - pairs.low) / 2 / t.ppf((1 + CONFIDENCE) / 2, freedom)
+    # Standard errors that a difference has to reach to be found with a chance of `POWER`
+    factors = t.ppf(1 - LEVEL / 2 / number, freedom) + t.ppf(POWER, freedom)
+    found = f"a difference of about {percent((factors * errors).median())} points at new sites"
+    text = f"{reach}. {POWER:.0%} of comparisons like this find {found}."
+    best = pairs.loc[pairs.difference.idxmax()]
+    by_domain = paired(scores, best["first"], best.second).groupby("domain")
+    of_runs = by_domain.var().mean()  # NaN with one seed
+    if best.verdict == UNKNOWN and best.difference > 0 and isfinite(of_runs):
+        of_domains = max(by_domain.mean().var() - of_runs / by_domain.size().mean(), 0)
+        left = domains * (best.difference / factors[best.name]) ** 2 - of_domains
+        needed = f"about {ceil(of_runs / left)} seeds, or" if left > 0 else "not more seeds but"
+        text += f" To show the gain of {best['first']} takes {needed} more domains."
+    return [text]
+
+
+def render_answer(answer: Answer, format_: str) -> str:
+    """Formats an answer in a format of `FORMATS`, or as "csv" or "json"."""
+    if format_ == "json":
+        return json.dumps(answer_data(answer), indent=1, ensure_ascii=False) + "\n"
+    if format_ == "csv":
+        return data_text(answer_frame(answer), format_)
+    prefix = {"text": "", "markdown": "- ", "latex": "% "}[format_]
+    lines = [prefix + FORMATS[format_](line) for line in answer.verdict]
+    return "\n\n".join(["\n".join(lines), _rows_text(answer, format_), *pairs_text(answer, format_)])
+
+
+def _interval(row: Any, sign: str = "") -> str:
+    return "-" if isnan(row.low) else f"{percent(row.low, sign)} to {percent(row.high, sign)}"
+
+
+def _rows_text(answer: Answer, format_: str) -> str:
+    lines = [
+        {
+            "mean": percent(row.mean) + (f" ± {percent(row.standard_error)}" if isfinite(row.standard_error) else ""),
+            "worst": f"{row.worst_domain}, {percent(row.worst)}",
+            "balanced": percent(row.balanced_accuracy),
+            "at a new site": _interval(row),
+            "GMACs": "-" if isnan(row.gmacs) else f"{row.gmacs:.2f}",
+            "parameters": "-" if isnan(row.parameters) else f"{row.parameters / 1e6:.1f}M",
+            "seeds": str(row.seeds),
+        }
+        for row in answer.rows.itertuples()
+    ]
+    texts = pd.concat([answer.domains.map(percent), pd.DataFrame(lines, answer.rows.index)], axis="columns")
+    return formatted("Held-out domains, percent", texts.reset_index(names="row"), format_)
+
+
+def pairs_text(answer: Answer, format_: str) -> list[str]:
+    """Formats the differences in points and their notes. An answer without pairs has none."""
+    pairs, most = list(answer.pairs.itertuples()), answer.pairs.pairs.max()
+    if not pairs:
+        return []
+    lines = [
+        {
+            "row": pair.first,
+            "difference": percent(pair.difference, "+"),
+            "interval": _interval(pair, "+"),
+            "p": f"{pair.p:.2g}",
+            "p (Holm)": f"{pair.p_holm:.2g}",
+            "p (sites)": f"{pair.p_sites:.2g}",
+            "won": f"{pair.wins} of {pair.pairs} pairs, {_domains_won(pair)}",
+            "verdict": pair.verdict,
+        }
+        for pair in pairs
+    ]
+    missing = [f"{pair.first}: {most - pair.pairs} of {most} pairs" for pair in pairs if pair.pairs < most]
+    table = formatted(f"Differences to {pairs[0].second}, points", pd.DataFrame(lines), format_, missing)
+    return [table, "\n".join(("% " if format_ == "latex" else "") + note for note in NOTES)]
+
+
+def answer_frame(answer: Answer) -> pd.DataFrame:
+    """Returns a line for each row: its numbers, and the difference to the reference, in percent and points."""
+    rows, pairs = _in_percent(answer)
+    frame = pd.concat([100 * answer.domains, rows, pairs.set_index("first").add_prefix("pair_")], axis="columns")
+    return frame.round(6).assign(recommended=frame.index == answer.recommended).reset_index(names="row")
+
+
+def answer_data(answer: Answer) -> dict[str, object]:
+    """Returns what "json" prints, in percent and points: rows, pairs, recommended and verdict. None stands for NaN."""
+    rows, pairs = (json.loads(table.round(6).to_json(orient="records")) for table in _in_percent(answer))
+    accuracies = json.loads((100 * answer.domains).round(6).to_json(orient="index"))
+    named = [{"name": name, "accuracy": accuracies[name], **row} for name, row in zip(accuracies, rows, strict=True)]
+    pairs = [{"interval": [pair.pop("low"), pair.pop("high")], **pair} for pair in pairs]
+    return {"rows": named, "pairs": pairs, "recommended": answer.recommended, "verdict": answer.verdict}
+
+
+def _in_percent(answer: Answer) -> list[pd.DataFrame]:
+    shares = ["mean", "standard_error", "worst", "balanced_accuracy", "low", "high", "difference"]
+    return [table.assign(**100 * table[table.columns.intersection(shares)]) for table in (answer.rows, answer.pairs)]
