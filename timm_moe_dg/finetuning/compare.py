@@ -1,5 +1,6 @@
 """A comparison: rows from the most frequent class to MoGE on one data set, and the answer which one to take."""
 
+import logging
 import subprocess
 import sys
 import time
@@ -29,11 +30,12 @@ from ..networks.export import sample_metadata
 from ..networks.trained import load_trained
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
-from ..protocols.planner import PlannedRun, Row, Sweep, plan_runs, read_rows
+from ..protocols.planner import PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
 from ..results.answer import Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
 from .loop import take_step
+from .messages import logging_disabled
 from .model import build_model
 from .plan import make_plan
 from .processes import join_processes, leave_processes, process_state_kept
@@ -67,7 +69,7 @@ class CompareOptions(ComparisonOptions, LaunchOptions):
         help="the source's weights, in place of a download")
     from_scratch: bool = option(False, help="train the source from random weights")
     rows: Sequence[str | Mapping[str, Any]] | None = option(None, nargs="+", metavar="NAME|YAML",
-        help="rows by name, and files of own ones, NAME: {model: ..., OPTION: VALUE} (default: all that the data allow)")
+        help="rows by name, and files of own ones, NAME: {model: ..., OPTION: VALUE} (default: all that suit the data)")
     train: str | None = option(None, choices=("upper", "all"),
         help="train the blocks from the first mixture on, or all (default: upper on a CPU, all on a GPU)")
     equal_within: float = option(1.0, type=non_negative, metavar="POINTS",
@@ -101,6 +103,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     zeros, trained = rows_of(options, domains)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
     plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
+    show_line(describe_plan(plan))
     for line in [*remarks(domains), *((_TRUNK.format(for_all["freeze"]),) if "freeze" in for_all else ())]:
         show_line(line)
     names = write_zeros(options, plan, zeros)
@@ -132,7 +135,9 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
 def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[str], list[Row]]:
     """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
     source = {"backbone": options.source}
-    ready: dict[str, Arguments] = {"probe": {"freeze": "backbone", "lr": PROBE_RATE}} if not options.from_scratch else {}
+    ready: dict[str, Arguments] = (
+        {"probe": {"freeze": "backbone", "lr": PROBE_RATE}} if not options.from_scratch else {}
+    )
     ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
@@ -142,7 +147,7 @@ def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[st
     entries = options.rows or [*zeros, *ready]
     trained = read_rows([entry for entry in entries if entry not in ZEROS], ready)
     named = [Row(row.name, {"model": options.source, **row.options, "row": row.name}) for row in trained]
-    return [entry for entry in entries if entry in ZEROS], named
+    return [str(entry) for entry in entries if entry in ZEROS], named
 
 
 def starting_options(options: CompareOptions, benchmark: Benchmark, domains: Sequence[Domain]) -> dict[str, Any]:
@@ -195,7 +200,8 @@ def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
     for row, members in groupby(sorted(runs, key=_row), key=_row):
         of_row = list(members)
         values = RunOptions(**{**of_row[0].options, "output": options.output, "experiment": ".estimate"})
-        seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
+        with logging_disabled(logging.WARNING):  # the runs repeat all messages
+            seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
     parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
     text = f"about {duration(sum(seconds.values()))}: {parts}"
     advice = "for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS"
@@ -223,11 +229,10 @@ def measure(options: RunOptions) -> float:
             end = time.monotonic()
         finally:
             leave_processes(accelerator, keep_group=False)
-    steps, filled = len(ends) - 2, plan.options
-    step = (ends[-1] - ends[1]) / max(1, steps)
+    filled, seconds_of_step = plan.options, (ends[-1] - ends[1]) / max(1, len(ends) - 2)
     evaluation = (end - ends[-1]) * sum(map(len, plan.domains)) / len(evaluated.target)
     evaluations = filled.steps // filled.eval_freq + 2  # the last step's, and that of the calibration
-    return ends[0] - begun + filled.steps * step + evaluations * evaluation
+    return ends[0] - begun + filled.steps * seconds_of_step + evaluations * evaluation
 
 
 @torch.no_grad()

@@ -216,6 +216,17 @@ def role_line(role: str, scores: RoleScores) -> str:
 
 
 @contextmanager
+def logging_disabled(level: int) -> Iterator[None]:
+    """Leaves out log messages up to a level."""
+    before = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
 def tracker_errors_logged() -> Iterator[None]:
     """Turns a tracker's disk error into a warning: no result of a run depends on its trackers."""
     try:

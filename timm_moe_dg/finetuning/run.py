@@ -39,7 +39,7 @@ from ..protocols.records import Record
 from ..protocols.run_identity import method_of
 from ..protocols.selection import one_answer_of, summary, validation_score
 from ..storage.run_folder import RunState, save_calibration, summary_row
-from .messages import domain_table, start_trackers, tracker_errors_logged
+from .messages import domain_table, logging_disabled, start_trackers, tracker_errors_logged
 from .model import Model, divided, whole
 from .plan import RunPlan, steps_per_epoch
 from .processes import Interruption, is_sharded
@@ -289,17 +289,14 @@ def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLo
     data = (plan.domains, plan.splits, plan.training, unseen_domains(plan.domains, tested))
     settings: dict[str, Any] = {"method": method_of(plan.folder.args), "metadata_columns": options.metadata_columns}
     settings |= {"batch_size": options.validation_batch_size, "workers": options.workers}
-    level = logging.root.manager.disable
     try:
         if is_sharded():
             command = calibration_command(str(plan.folder.path))
             raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
-        logging.disable(logging.INFO)  # a second description of the network
-        network = load_predictor(f"{LOCAL}{folder}").to(device)
-        calibration = calibrate(network, *data, **settings, watched=watched)
+        with logging_disabled(logging.INFO):  # a second description of the network
+            network = load_predictor(f"{LOCAL}{folder}").to(device)
+            calibration = calibrate(network, *data, **settings, watched=watched)
     except (MoeDgError, torch.OutOfMemoryError) as error:  # the run itself is complete
         _logger.warning(f"no temperature was fitted: {error}")
         return
-    finally:
-        logging.disable(level)
     save_calibration(calibration, folder)

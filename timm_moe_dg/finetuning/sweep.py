@@ -163,6 +163,8 @@ def read_sweep(options: SweepOptions, given: Arguments) -> Sweep:
 
 def make_job(options: LaunchOptions, output: str, run: PlannedRun, imports: Sequence[str]) -> Job:
     """Turns a planned run into a command, and checks that a run in its folder has the same options."""
+    if Path(output).exists() and not Path(output).is_dir():
+        raise ArgumentError.of("output", output, "is a file; give the folder of all runs")
     values = {**run.options, "output": output, "experiment": run.name}
     folder = Path(output, run.name)
     if (folder / "args.yaml").exists():
@@ -245,13 +247,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def launch(options: LaunchOptions, output: str, plan: Sweep, imports: Sequence[str] = ()) -> bool:
-    """Prints a plan, and runs it or prints its commands or its status. Returns whether all of its runs are finished."""
-    if Path(output).exists() and not Path(output).is_dir():
-        raise ArgumentError.of("output", output, "is a file; give the folder of all runs")
-    runs = plan_runs(plan)
+def show_plan(options: LaunchOptions, plan: Sweep) -> None:
+    """Prints how many runs a plan has, and why."""
     show_line(indent(describe_plan(plan), "# " if options.dry_run else ""))
-    jobs = [make_job(options, output, run, imports) for run in runs]
+
+
+def launch(options: LaunchOptions, output: str, plan: Sweep, imports: Sequence[str] = ()) -> bool:
+    """Runs a plan, or prints its commands or its status. Returns whether all of its runs are finished."""
+    jobs = [make_job(options, output, run, imports) for run in plan_runs(plan)]
     todo = [job for job in jobs if job.state() not in ("finished", "running")]
     if options.status:
         show_status(jobs)
@@ -279,6 +282,7 @@ def with_chosen_rates(
     tried = {f"{row.name}_lr{rate:g}": (row, rate) for row in plan.rows if "lr" not in row.options for rate in rates}
     rows = [Row(name, {**row.options, "lr": rate, "row": name}) for name, (row, rate) in tried.items()]
     trial = replace(plan, rows=rows, trial_seeds=[max(plan.trial_seeds) + 1])
+    show_plan(options, trial)
     if not launch(options, f"{output}-rates", trial, imports):
         return None
     scores: dict[str, list[float]] = {name: [] for name in tried}
@@ -301,5 +305,6 @@ def sweep(options: SweepOptions, given: Arguments, imports: Sequence[str] = ()) 
         if chosen is None:
             return
         plan = chosen
+    show_plan(options, plan)
     if launch(options, options.output, plan, imports) and not (options.status or options.dry_run):
         show_line(f"report: {command('report')} {shlex.quote(options.output)}")
