@@ -1,11 +1,9 @@
-r"""Prints tables of finished runs by selection rule.
+"""Prints tables of finished runs by selection rule.
 
     timm-moe-dg tables output/digits
     timm-moe-dg tables output/gmoe_small --papers
     timm-moe-dg tables output/digits --new-site
     timm-moe-dg tables output/digits --format markdown --plot accuracies.png
-    timm-moe-dg tables output/digits \
-        --compare gmoe_tiny_patch16 deit_tiny_patch16_224
 
 Numbers are percent, with mean and standard error over trial seeds. Unfinished
 runs are left out, and missing runs are listed. Runs of DomainBed are read too.
@@ -23,7 +21,8 @@ from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import held_out_score
-from timm_moe_dg.results.comparison import FORMATS, compare, data_frame, data_text, render, with_improvements
+from timm_moe_dg.results.answer import answer, pairs_text, scores_of
+from timm_moe_dg.results.comparison import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import rows_without_figures
 from timm_moe_dg.results.runs import FinishedRun, find_runs
@@ -32,6 +31,7 @@ from timm_moe_dg.results.tables import (
     OPTIONAL_COLUMNS,
     RULES,
     SINGLE_SOURCE,
+    VALIDATION,
     Table,
     is_tabled,
     make_tables,
@@ -59,10 +59,6 @@ def build_parser() -> ToolParser:
     further += "scores on the reported part of held-out domains"
     add("--columns", nargs="+", choices=OPTIONAL_COLUMNS, default=[], metavar="NAME", help=further)
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
-    relative = "add the relative improvement over this row, named by model, algorithm, variant or folder"
-    add("--relative-to", metavar="ROW", help=relative)
-    pair = "print two rows side by side with their difference and its paired test (rows are named as above)"
-    add("--compare", nargs=2, metavar=("A", "B"), help=pair)
     add("--papers", action="store_true", help="set the papers' figures beside the columns, for runs of their recipes")
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
     ablation = "draw a column of the first table against a setting that differs between its rows, such as top_k"
@@ -88,17 +84,19 @@ def print_new_site(args: argparse.Namespace, parser: ToolParser, runs: Sequence[
 
 
 def print_tables(args: argparse.Namespace, tables: Sequence[Table]) -> None:
-    """Prints tables, or the comparison of two of their rows."""
-    if args.relative_to:
-        tables = [with_improvements(table, args.relative_to) for table in tables if table.runs]
-    if args.compare:
-        first, second = args.compare
-        print(compare(tables, first, second, args.format))
-    elif args.format in DATA_FORMATS:
+    """Prints tables. Differences of rows with names follow those of training-domain validation."""
+    if args.format in DATA_FORMATS:
         print(data_text(data_frame(tables, args.papers), args.format), end="")
         note(f"missing in {table.title}: {phrase}" for table in tables for phrase in table.missing)
     else:
-        print("\n\n".join(render(table, args.format, args.papers) for table in tables))
+        parts = []
+        for table in tables:
+            parts.append(render(table, args.format, args.papers))
+            runs = [run for runs in table.runs.values() for run in runs]
+            if table.rule == VALIDATION and any(run.args.get("row") for run in runs):
+                scores = scores_of(runs, "whole" if args.whole_domain else None)
+                parts += pairs_text(answer(scores, {}), args.format)
+        print("\n\n".join(parts))
 
 
 @tool
@@ -106,10 +104,6 @@ def main(argv: Sequence[str]) -> None:
     """Reads the runs and prints their tables."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if args.compare and args.format in DATA_FORMATS:
-        raise ArgumentError.of("format", args.format, f"--compare has {', '.join(FORMATS)}; choose one of them")
-    if args.compare and args.relative_to:
-        raise ArgumentError.of("relative_to", args.relative_to, "has no effect beside --compare; leave one of them out")
     runs, unfinished = find_runs(args.folders)
     if not runs:
         reason = f"no finished runs, {len(unfinished)} unfinished; wait, or give other folders"

@@ -52,13 +52,8 @@ def table_of(
     }
     index = pd.MultiIndex.from_tuples(list(shares), names=["row", "column", "seed"])
     scores = pd.Series(list(shares.values()), index=index).sort_index()
-    kinds = {}
-    if "average OOD" in columns:
-        kinds = {"IID": [0], "OOD": range(1, list(columns).index("average OOD"))}
-    elif "average" in columns:
-        kinds = {"OOD": range(list(columns).index("average"))}
     seeds = [expected] * len(columns)
-    return Table(dataset, rule, "a table", columns, list(rows), scores, seeds, runs or {}, kinds=kinds)
+    return Table(dataset, rule, "a table", columns, list(rows), scores, seeds, runs or {})
 
 
 def run_of(

@@ -85,11 +85,14 @@ def test_whole_domain_is_another_number(folder, tmp_path, shown, capsys):
     assert "--whole-domain has no effect on: toy, trained on domain 0 alone" in capsys.readouterr().err
 
 
-def test_comparison_and_columns(folder, shown):
-    out = shown(folder, "--compare", "a", "b", "--rules", "leave_one_domain_out_cv", "--columns", "validation")
-    assert out.splitlines()[2].split("  ")[0] == "domain"
-    assert "first minus second" in out
-    assert out.count("\nvalidation ") == 1
+def test_differences_of_rows_with_names_follow_their_table(tmp_path, shown):
+    for name in ("dense", "gmoe"):
+        write_sweep(tmp_path / name, dataset="colored_digits", model=name, row=name, hparams_seeds=(0,))
+    tables = shown(tmp_path, "--rules", "training_domain_validation", "oracle", "--format", "markdown")
+    assert tables.count("**Differences to dense, points**") == 1
+    assert re.search(r"\| gmoe +\| [+-][\d.]+ .* of 9 pairs, \d of 3 domains", tables)
+    whole = shown(tmp_path, "--rules", "training_domain_validation", "--format", "markdown", "--whole-domain")
+    assert whole.splitlines()[-6:] != tables.splitlines()[-6:]
 
 
 def test_pictures(folder, shown, tmp_path):
@@ -164,9 +167,6 @@ def test_what_no_table_counts_is_named_on_lines_of_its_own(tmp_path, capsys):
 
 REFUSED = [
     (["--rules", "ood_f1_macro"], "RecordError: ood_f1_macro: "),
-    (["--compare", "a", "b", "--format", "json"], "ArgumentError: format='json': "),
-    (["--compare", "a", "c"], r"ArgumentError: compare=\['a', 'c'\]: "),
-    (["--compare", "a", "b", "--relative-to", "b"], "ArgumentError: relative_to='b': "),
     (["--new-site", "--rules", "oracle"], r"ArgumentError: rules=\['oracle'\]: "),
 ]
 

@@ -59,7 +59,10 @@ def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd
     Runs count that were trained on the most domains. The most frequent class is the row `ZERO`.
     """
     lines, observed = by_row(runs), observed_scores(runs, split)
-    names = {row: run.args.get("row", str(row)) for row, run in zip(lines.row, lines.run, strict=True)}
+    names = pd.Series({row: run.args.get("row", str(row)) for row, run in zip(lines.row, lines.run, strict=True)})
+    names = names.where(
+        ~names.duplicated(keep=False), names.index.map(str)
+    )  # of two comparisons, such as on other data
     scores = observed[observed.trained == observed.trained.max()].assign(row=lambda table: table.row.map(names))
     if ZERO not in set(scores.row):
         zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()

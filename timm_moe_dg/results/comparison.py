@@ -1,10 +1,7 @@
-"""Tables as text and frames, and their rows compared by differences and paired tests."""
+"""Tables as text and frames, and paired tests."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
 from math import isnan
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,10 +9,8 @@ from scipy.stats import permutation_test
 from tabulate import LATEX_ESCAPE_RULES
 
 from ..cli.text import csv_cell, markdown, one_line
-from ..errors import ArgumentError
 from .papers import paper_columns
-from .runs import RowKey
-from .tables import Table, at, average
+from .tables import Table
 
 _LATEX = str.maketrans({**LATEX_ESCAPE_RULES, "±": r"$\pm$"})
 FORMATS = {"text": one_line, "markdown": markdown, "latex": lambda text: one_line(text).translate(_LATEX)}  # -> escape
@@ -103,87 +98,7 @@ def data_text(frame: pd.DataFrame, format_: str) -> str:
     return frame.map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell).to_csv(index=False)
 
 
-_TEST = "Differences paired by trial seed (n), two-sided sign-flip test, exact up to 16 pairs, p at least 2 / 2^n"
 _RESAMPLES, _SEED = 99_999, 0
-
-
-def compare(tables: Sequence[Table], first: str, second: str, format_: str) -> str:
-    """Formats one comparison for each table and pair of rows. Its rows are the table's columns, such as domains.
-
-    Differences are computed within a trial seed, for the seeds of both rows. Their mean and standard error follow.
-    `first` and `second` name rows as in `rows_named`. The two rows of a pair have the same data, and the same algorithm
-    or the same model.
-    """
-    pairs = [
-        (table, *pair)
-        for table in tables
-        for pair in product(rows_named(table, first), rows_named(table, second))
-        if pair[0] != pair[1] and (pair[0].algorithm == pair[1].algorithm or pair[0].model == pair[1].model)
-    ]
-    texts = [_comparison(*pair, format_) for pair in pairs if not pair[0].on_other_data(*pair[1:])]
-    if pairs and not texts:
-        raise ArgumentError.of("compare", [first, second], "have different data; give rows with the same data=")
-    if not texts:
-        rows = sorted({str(row) for table in tables for row in table.rows})
-        raise ArgumentError.of("compare", [first, second], f"no table has both; the rows are: {'; '.join(rows)}")
-    return "\n\n".join(texts)
-
-
-def rows_named(table: Table, name: str) -> list[RowKey]:
-    """Finds the rows with a model, an algorithm or a variant, with all three (`str(row)`), or with runs in a folder."""
-    if Path(name).is_dir():
-        folder = Path(name).resolve()
-        return [
-            row for row, runs in table.runs.items() if any(run.folder.resolve().is_relative_to(folder) for run in runs)
-        ]
-    return [row for row in table.runs if name in (row.algorithm, row.model, row.variant, str(row))]
-
-
-def _comparison(table: Table, first: RowKey, second: RowKey, format_: str) -> str:
-    pair, differences = [first, second], table.differences(first, second)
-    texts = cell_texts(table).loc[pair].T
-    between = replace(table, rows=[first], scores=pd.concat({first: differences}, names=["row"]))
-    unsigned = cell_texts(between).loc[first]
-    title = "first minus second"
-    texts[title] = unsigned.where(unsigned.str.startswith(("-", "missing")), "+" + unsigned)
-    texts.insert(0, "domain", table.columns)
-    tests, escape = [], markdown if format_ == "markdown" else one_line
-    for position, domain in enumerate(table.columns):
-        values = at(differences, "column", position)
-        p = sign_flip_p(list(values))
-        tests.append(f"{escape(domain)}: n = {len(values)}, p = {'-' if isnan(p) else f'{p:.2g}'}")
-    comment = "% " if format_ == "latex" else ""
-    shown = texts[(texts[pair] != "missing").any(axis="columns")]
-    return f"{formatted(table.title, shown, format_)}\n\n{comment}{_TEST}: {'; '.join(tests)}"
-
-
-def with_improvements(table: Table, reference: str) -> Table:
-    """Adds columns of relative improvement: the mean over domains of accuracy / reference accuracy - 1.
-
-    The ratio is computed within a trial seed, for the seeds that both rows have on all of the domains. IID covers the
-    training domain of single-source tables and "id" test domains. OOD covers held-out domains and "ood" test domains.
-    The reference names a row as in `compare`. This is the measure of GMoE's Table 3.
-    """
-    named = rows_named(table, reference)
-    if len(named) != 1:
-        rows = "; ".join(map(str, table.rows))
-        remedy = f"names {len(named)} rows of {table.title}; give one of: {rows}"
-        raise ArgumentError.of("relative_to", reference, remedy)
-    ratios = {}
-    for row in table.rows:
-        if not table.on_other_data(row, named[0]):  # accuracies on other data are no reference
-            shares, references = table.shares(row, named[0])
-            ratios[row] = shares / references.where(references != 0) - 1
-    joined = pd.concat(ratios, names=["row"])
-    parts, expected = [table.scores], [*table.expected]
-    for positions in table.kinds.values():
-        # Ratios come first, then their mean over domains, as in the paper: hard domains weigh as much as easy ones.
-        counted = joined[joined.index.get_level_values("column").isin(positions)]
-        added = pd.concat({len(expected): average(counted, len(positions))}, names=["column"])
-        parts.append(added.swaplevel("column", "row"))
-        expected.append(max(table.expected[position] for position in positions))
-    columns = [*table.columns, *(f"{kind} improvement" for kind in table.kinds)]
-    return replace(table, columns=columns, scores=pd.concat(parts).sort_index(), expected=expected)
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

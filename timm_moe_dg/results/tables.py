@@ -4,7 +4,6 @@ A cell is the mean over trial seeds with its standard error. Missing runs are li
 add a line to `OPTIONAL_COLUMNS`. `tools/collect_results.py --columns NAME` appends it.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -48,7 +47,6 @@ OFFICIAL_SCORES: Mapping[Score, str] = MappingProxyType(
 AVERAGES = "averages"  # in place of a data set's name: the table over several data sets
 AVERAGE = "average"  # title of the column that the table over several data sets shows
 AVERAGE_OOD = "average OOD"  # title in single-source tables
-_KINDS = {"id": "IID", "ood": "OOD"}  # role -> kind of `Table.kinds`
 Rows = Mapping[RowKey, Sequence[FinishedRun]]
 
 
@@ -83,9 +81,6 @@ class Table:
     runs: Rows = field(default_factory=dict)  # of each row
     missing: Sequence[str] = ()  # a phrase for each group of missing runs
     trained_on: str | None = None  # the only training domain, in single-source tables
-    # Positions of the columns with single domains or groups, "IID" for those that were trained on, and "OOD". A data
-    # set's own test domains count by group if the table has group columns, and as a whole otherwise.
-    kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def summary(self) -> pd.DataFrame:
         """Returns mean, standard error, seeds and expected seeds of each cell, by row and column (position).
@@ -99,20 +94,6 @@ class Table:
         cells = pd.MultiIndex.from_product([self.rows, range(len(self.columns))], names=["row", "column"])
         frame = frame.reindex(cells).fillna({"seeds": 0}).astype({"seeds": int})
         return frame.assign(expected=[*self.expected] * len(self.rows))
-
-    def shares(self, first: RowKey, second: RowKey) -> tuple[pd.Series, pd.Series]:
-        """Returns the shares of two rows by column (position) and trial seed, where both have one."""
-        return at(self.scores, "row", first).align(at(self.scores, "row", second), join="inner")
-
-    def differences(self, first: RowKey, second: RowKey) -> pd.Series:
-        """Returns first - second by column (position) and trial seed, where both rows have a share."""
-        return operator.sub(*self.shares(first, second))
-
-    def on_other_data(self, first: RowKey, second: RowKey) -> bool:
-        """Whether two rows have different data. A fingerprint depends on the metadata columns that a run reads."""
-        args = [run.args for row in (first, second) for run in self.runs.get(row, ())[:1]]
-        columns = {tuple(each.get("metadata_columns") or ()) for each in args}
-        return len({each.get("data") for each in args} - {None}) > 1 and len(columns) == 1
 
 
 def at(scores: pd.Series, level: str, key: object) -> pd.Series:
@@ -215,7 +196,7 @@ def _held_out_table(
     average_title = AVERAGE if len(begun) == len(names) else f"{AVERAGE} of {len(begun)} of {len(names)} domains"
     shares = [(names[domain], at(values, "domain", domain)) for domain in begun]
     shares += _averaged([Column(average_title, report), *further], selected, len(begun))
-    return _table(runs, rule, title, shares, _missing(needed, runs), {"OOD": range(len(begun))})
+    return _table(runs, rule, title, shares, _missing(needed, runs))
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -230,8 +211,7 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
             columns += [Column(AVERAGE_OOD, partial(held_out_score, split="whole" if whole else "out")), *further]
             title = f"trained on {names[source]} alone and selected on its out-split, scores on out-splits"
             shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
-            kinds, missing = {"IID": [0], "OOD": range(1, len(names))}, _missing([held_out], runs)
-            table = _table(runs, SINGLE_SOURCE, title, shares, missing, kinds)
+            table = _table(runs, SINGLE_SOURCE, title, shares, _missing([held_out], runs))
             tables.append(replace(table, trained_on=names[source]))
     return tables
 
@@ -251,7 +231,7 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     """A table of runs that hold out the same number of regions: the mean over all "domains" that are held out."""
     regional, seeds, held_out = rule == PER_REGION, sorted(set(runs.seed)), sorted(set(runs.domain))
     selected = _selected(VALIDATION if rule == OFFICIAL else rule, runs)
-    columns, kinds = _official_columns(selected, by_group)
+    columns = _official_columns(selected, by_group)
     also = ", or their scores on the ood validation split" if rule in OOD_RULES else ", or a region's model" * regional
     absent = {
         (row, domain): [seed for seed in seeds if (row, domain, seed) not in selected]
@@ -267,22 +247,19 @@ def _official_table(runs: pd.DataFrame, rule: str, further: Sequence[Column], by
     title = f"its own test domains, {'a model per region, each on its own' if regional else selection}"
     title += f", held out in turn: {'; '.join(held_out)}" if any(held_out) else ""
     shares = _averaged([*columns, *further], selected, len(held_out))
-    return _table(runs, rule, title, shares, missing, kinds)
+    return _table(runs, rule, title, shares, missing)
 
 
-def _official_columns(records: Iterable[Record], by_group: bool) -> tuple[list[Column], dict[str, Sequence[int]]]:
-    """Columns with the scores of a data set's own "id" and "ood" test domains and their groups, and `Table.kinds`."""
+def _official_columns(records: Iterable[Record], by_group: bool) -> list[Column]:
+    """Columns with the scores of a data set's own "id" and "ood" test domains and their groups."""
     columns: list[Column] = []
-    kinds: dict[str, Sequence[int]] = {}
     for role, (score, title) in product(SCORED_ROLES, OFFICIAL_SCORES.items()):
         if any(score in record.roles.get(role, {}) for record in records):
             columns.append(Column(f"{role} {title}", partial(_role_score, role, score)))
-            kinds |= {_KINDS[role]: [len(columns) - 1]} if score == "accuracy" else {}
     for role in SCORED_ROLES if by_group else ():
         groups = sorted({group for record in records for group in scores_by_group(record, role, "accuracy")})
-        kinds |= {_KINDS[role]: range(len(columns), len(columns) + len(groups))} if groups else {}
         columns += [Column(f"{role} {group}", partial(_group_accuracy, role, group)) for group in groups]
-    return columns, kinds
+    return columns
 
 
 def _transfer(domain: int, record: Record) -> float:
@@ -328,7 +305,6 @@ def _table(
     title: str,
     columns: Sequence[tuple[str, pd.Series]],
     missing: Sequence[str],
-    kinds: Mapping[str, Sequence[int]],
 ) -> Table:
     """Makes a table of columns: their titles, and their shares by row and trial seed."""
     titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
@@ -337,7 +313,7 @@ def _table(
     dataset, metric = first.dataset, "" if first.metric == "accuracy" else f"{METRICS[first.metric]}, "
     is_whole = first.records[0].reported_split == "whole" and rule != "oracle"
     title = f"{dataset}, {metric}{'whole domains, ' if is_whole else ''}{title}"
-    return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing, kinds=kinds)
+    return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing)
 
 
 def _averages(rule: str, tables: Sequence[Table]) -> Table:
