@@ -23,13 +23,14 @@ from .models.upcycling import upcycle
 
 if TYPE_CHECKING:
     from . import algorithms, data, metrics
-    from .api import Run, evaluate, finetune, predict, predict_part, read_runs
+    from .api import Run, compare, evaluate, finetune, predict, predict_part, read_runs
 
 __all__ = [
     "Run",
     "after_step",
     "algorithms",
     "auxiliary_loss",
+    "compare",
     "data",
     "errors",
     "evaluate",

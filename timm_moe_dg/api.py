@@ -146,6 +146,34 @@ def finetune(**options: Any) -> Run | None:
     return run
 
 
+@_takes(lambda: parameters.Compare)
+def compare(**options: Any) -> "DataFrame | None":
+    """Compares rows on one data set, and says which one to take; the command `timm-moe-dg compare`.
+
+    `options={"steps": 60}` holds options of `finetune` for every trained row.
+
+    Returns:
+        A line for each row, in percent and points: its accuracy on each held-out domain, mean, standard_error, low and
+        high (95% at a new site), gmacs, parameters, the difference to dense and its test (`pair_` and a name), and
+        `recommended`. `attrs["verdict"]` holds the sentences. None for a dry run, or if runs are left.
+
+    >>> timm_moe_dg.compare(dataset="folder", data_dir="missing", rows=["dense", "gmoe"])
+    Traceback (most recent call last):
+    timm_moe_dg.errors.DataError: ...
+    """
+    with needs_train(_FEATURE):
+        from .finetuning.compare import CompareOptions
+        from .finetuning.compare import compare as run_comparison
+        from .results.answer import answer_frame
+    values, modules = _checked_options("compare", CompareOptions, options)
+    found = run_comparison(CompareOptions(**values), {}, modules)
+    if found is None:
+        return None
+    frame = answer_frame(found)
+    frame.attrs["verdict"] = found.verdict
+    return frame
+
+
 @_takes(lambda: parameters.Evaluate)
 def evaluate(run_or_model: Source, **options: Any) -> "DataFrame":
     """Scores a model by domain; the command `timm-moe-dg evaluate`.
@@ -363,10 +391,12 @@ def _frames_released() -> Iterator[None]:
 
 describe_keywords(finetune, RunOptions)
 with suppress(ModuleNotFoundError):  # without the extra, calling them says what to install
+    from .finetuning.compare import CompareOptions
     from .inference.evaluate import EvaluateOptions
     from .inference.predict import PredictOptions
     from .inference.predictor import PartOptions
 
+    describe_keywords(compare, CompareOptions)
     describe_keywords(evaluate, EvaluateOptions, skip=["model"])
     describe_keywords(predict, PredictOptions, skip=["model"])
     describe_keywords(predict_part, PartOptions, skip=["model"])

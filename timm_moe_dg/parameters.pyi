@@ -11,6 +11,7 @@ import torch
 from pandas import DataFrame
 
 from .api import Source
+from .finetuning.compare import CompareOptions
 from .inference.evaluate import EvaluateOptions
 from .inference.predict import ImageOptions, TableOptions
 from .inference.predictor import PartOptions
@@ -25,6 +26,13 @@ class Finetune(RunOptions):
     config: File | None = None
     output: File = "output"
     resume: File | None = None
+    imports: Sequence[str] = ()
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(CompareOptions):
+    data_dir: File | None = None
+    initial_checkpoint: File | None = None
+    output: File = "output/comparison"
     imports: Sequence[str] = ()
 
 @dataclass(frozen=True)

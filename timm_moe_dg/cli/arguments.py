@@ -60,7 +60,7 @@ def read_yaml(path: str, argument: str) -> Options:
         reason = " ".join(str(error).split())  # YAML's messages have several lines
         raise ArgumentError.of(argument, path, f"cannot be read as YAML ({reason})") from error
     if not isinstance(table, dict):
-        raise ArgumentError.of(argument, path, "holds no table of options, such as `steps: 100`")
+        raise ArgumentError.of(argument, path, "holds no table of names and values, such as `steps: 100`")
     return table
 
 

@@ -84,9 +84,10 @@ def write_zero(row: str, options: RunOptions) -> None:
         for part, rows in enumerate((split.inside, split.outside)):
             groups = torch.full((len(rows),), 2 * index + part)
             batches.append((logits[rows], torch.from_numpy(targets[rows]), groups))
-    args = {**plan.record_args, "algorithm": row, "model": NO_MODEL}
+    own = {"algorithm": row, "model": NO_MODEL}
+    args = {**plan.record_args, **own}
     scores = score(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
-    hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **args})
+    hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **own})
     record = Record(step=0, epoch=0.0, losses={}, step_time=0.0, mem_gb=0.0, args=args, hparams=hparams, **scores)
     with owned(folder.path):
         folder.add(record, lambda _: None)  # there is no network to save

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, product
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -88,6 +89,8 @@ def read_rows(
     for entry in entries:
         if isinstance(entry, str) and entry in ready:
             tables.append({entry: ready[entry]})
+        elif isinstance(entry, str) and ready and not Path(entry).is_file():
+            raise ArgumentError.of("rows", entry, f"is no file, and none of the rows {', '.join(ready)}")
         else:
             tables.append(read_yaml(entry, "rows") if isinstance(entry, str) else entry)
     rows: dict[str, Row] = {}
@@ -195,8 +198,10 @@ def held_out_domains(sweep: Sweep, dataset: str) -> list[tuple[int, ...] | None]
             hold_out, fewest = PROTOCOLS[protocol]
             names = domain_names(sweep, dataset)
             if len(names) < fewest:
-                remedy = f"{dataset} has {len(names)} domains; it takes {fewest}"
-                raise ProtocolError.of("protocols", protocol, remedy)
+                remedy = "give each site a folder of its own, or name sites by --columns group=COLUMN"
+                raise ProtocolError.of(
+                    "protocols", protocol, f"takes {fewest} domains, {dataset} has {len(names)}; {remedy}"
+                )
             domain_sets += _of_interest(hold_out(len(names)), sweep.domains, protocol, names)
         else:
             names = ", ".join([*PROTOCOLS, OFFICIAL, PER_REGION])

@@ -1,0 +1,151 @@
+"""tools/compare.py with runs of tiny networks in this process."""
+
+import json
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.load_tool import load_tool
+from timm_moe_dg.finetuning import compare as comparison
+from timm_moe_dg.finetuning import sweep as sweeps
+from timm_moe_dg.protocols.records import read_records
+
+TINY = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]
+SHORT = ["--img-size", "16", "--steps", "2", "--eval-freq", "1", "--batch-size", "2", "--workers", "0", *TINY]
+SCRATCH = ["--source", "vit_tiny_patch16_224", "--from-scratch", "--trial-seeds", "4"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three sites with two classes of eight images, of which "dark" is brighter at the third site."""
+    random = np.random.default_rng(0)
+    for site, image in ((site, image) for site in "abc" for image in range(16)):
+        folder = tmp_path / "photos" / site / ("dark" if image % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 60, (16, 16, 3)) + (0 if image % 2 else 150)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{image}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def compare(tmp_path, photos, monkeypatch, capsys):
+    """Runs the tool, with runs in this process, and returns what it printed."""
+    finetune, tool = load_tool("finetune"), load_tool("compare")
+    begun = []
+
+    def run_here(jobs, environments):
+        for job in jobs:
+            begun.append(job.name)
+            finetune.main(job.command[2:])
+        return []
+
+    monkeypatch.setattr(sweeps, "run_locally", run_here)
+    monkeypatch.setattr(comparison.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "level", logging.ERROR)
+
+    def run(*words, passed=SHORT, data=photos):
+        begun.clear()
+        tool.main(["--data-dir", str(data), "--output", str(tmp_path / "out"), *SCRATCH, *words, "--", *passed])
+        return capsys.readouterr().out
+
+    run.begun, run.folder = begun, tmp_path / "out"
+    return run
+
+
+def test_a_comparison_is_planned_run_and_answered_once(compare, tmp_path):
+    planned = compare("--dry-run")
+    assert "3 sets of test domains x 1 trial seed x 1 hparams seed x 2 rows = 6 runs" in planned
+    assert "about " in planned
+    assert not compare.folder.exists()
+    answered = json.loads(compare("--format", "json", "--plot", str(tmp_path / "differences.png")))
+    assert [row["name"] for row in answered["rows"]] == ["most_frequent", "dense", "gmoe"]
+    assert all(set(row["accuracy"]) == {"a", "b", "c"} for row in answered["rows"])
+    frequent, dense, gmoe = answered["rows"]
+    assert (frequent["mean"], frequent["gmacs"], frequent["parameters"]) == (50, 0, 0)
+    assert 0 < dense["gmacs"] < gmoe["gmacs"] or dense["parameters"] < gmoe["parameters"]
+    records = {path.parent.name: read_records(path) for path in compare.folder.glob("*/results.jsonl")}
+    assert len(records) == 9
+    # The same images, in the same order, for all rows of a seed
+    kinds = {name.split("-")[1]: records[name][0].args for name in records if name.endswith("test1-trial4-hparams0")}
+    assert len({args["seed"] for args in (kinds["dense"], kinds["gmoe"])}) == 1
+    assert len({(json.dumps(args["split_sizes"]), args["data"]) for args in kinds.values()}) == 1
+    assert {args["row"] for args in kinds.values()} == {"most_frequent", "dense", "gmoe"}
+    assert (tmp_path / "differences.png").stat().st_size > 1000
+    assert len(compare.begun) == 6
+    again = compare()
+    assert not compare.begun
+    assert again.count(answered["verdict"][0]) == 1
+
+
+def test_rows_are_chosen_or_ones_own(compare, tmp_path):
+    (tmp_path / "rows.yaml").write_text("few: {model: gmoe_tiny_patch16, model_kwargs: {num_experts: 2}}")
+    out = compare(
+        "--rows", "most_frequent", "dense", str(tmp_path / "rows.yaml"), "--domains", "a", "--rates", "0.1", "0.2"
+    )
+    assert "learning rates by validation: " in out
+    assert {name.split("-")[1] for name in compare.begun} == {
+        "dense_lr0.1",
+        "dense_lr0.2",
+        "few_lr0.1",
+        "few_lr0.2",
+        "dense",
+        "few",
+    }
+    tried = read_records(
+        compare.folder.with_name("out-rates") / "folder-few_lr0.2-test0-trial5-hparams0" / "results.jsonl"
+    )
+    assert tried[0].args["lr"] == 0.2
+    assert (compare.folder / "folder-few-test0-trial4-hparams0" / "done").exists()
+
+
+def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
+    table = [
+        {"path": path.relative_to(photos), "label": path.parent.name, "group": path.parts[-3]}
+        | {"lon": 10 * (path.parent.name == "dark") + index / 100, "lat": ord(path.parts[-3]) - 90}
+        for index, path in enumerate(sorted(photos.rglob("*.png")))
+    ]
+    table[0] |= {"lon": None, "lat": None}
+    pd.DataFrame(table).to_csv(photos / "metadata.csv", index=False, na_rep="nan")
+    rows = ["--dataset", "place_folder", "--rows", "most_frequent", "places", "dense"]
+    answered = json.loads(compare(*rows, "--format", "json"))
+    accuracy = {row["name"]: row["accuracy"] for row in answered["rows"]}
+    assert accuracy["most_frequent"] == {"a": 50, "b": 50, "c": 50}
+    assert accuracy["places"]["b"] == accuracy["places"]["c"] == 100  # classes lie apart by ten degrees
+    assert accuracy["places"]["a"] in (93.75, 100)  # the image without a place has the most frequent class
+
+
+@pytest.mark.parametrize(
+    ("words", "passed", "complaint"),
+    [
+        (["--source", "resnet18"], [], "source='resnet18': is no vision transformer"),
+        (["--rows", "dens"], [], "rows='dens': is no file, and none of the rows dense, gmoe"),
+        (["--rows", "places", "dense"], [], "rows='places': no training image has coordinates"),
+        (["--rows", "dense"], ["--trial-seed", "3"], "trial_seed=3: is decided by the sweep"),
+        (["--data-dir", "none"], [], "data_dir='none'"),
+        (["--domains", "d"], [], r"domains=\['d'\]"),
+    ],
+)
+def test_a_mistake_ends_a_comparison_before_its_first_run(compare, words, passed, complaint):
+    with pytest.raises(SystemExit, match=rf"^compare\.py: \w+: {complaint}"):
+        compare(*words, passed=[*SHORT, *passed])
+    assert not compare.begun
+
+
+def test_runs_on_other_data_are_refused(compare, photos):
+    words = ["--rows", "most_frequent", "dense", "--domains", "a"]
+    compare(*words)
+    Image.new("RGB", (16, 16)).save(photos / "b" / "dark" / "new.png")
+    with pytest.raises(SystemExit, match=r"output=.*holds a run on other data"):
+        compare(*words)
+    assert not compare.begun
+
+
+def test_a_class_of_one_site_is_named(compare, photos):
+    for site in "abc":
+        (photos / site / "rare").mkdir()
+    Image.new("RGB", (16, 16)).save(photos / "b" / "rare" / "0.png")
+    assert "only b has images of rare: a run that holds it out cannot learn them" in compare("--dry-run")
