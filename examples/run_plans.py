@@ -14,8 +14,8 @@ from pathlib import Path
 
 import timm_moe_dg
 from timm_moe_dg.cli.arguments import checked, fields_of, read_yaml
+from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
 from timm_moe_dg.data import domains
-from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
 from timm_moe_dg.protocols.planner import plan_runs
 
 

@@ -72,7 +72,7 @@ def short_waits() -> Iterator[None]:
     """Seconds for the lock of a folder that is in use, and between two looks at running jobs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("timm_moe_dg.storage.files._PATIENCE", 0.1)
-        patch.setattr("timm_moe_dg.finetuning.jobs._POLL", 0.02)
+        patch.setattr("timm_moe_dg.comparisons.jobs._POLL", 0.02)
         yield
 
 

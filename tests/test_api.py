@@ -226,7 +226,7 @@ def test_help_lists_every_option_of_the_command():
         ({"test_domains": "nowhere"}, ArgumentError, "test_domains"),
         ({"resume": "missing"}, ArgumentError, "resume"),
         ({"config": "missing.yaml"}, ArgumentError, "config"),
-        ({"config": "bad.yaml"}, ArgumentError, "argument -b/--batch-size: "),
+        ({"config": "bad.yaml"}, ArgumentError, "config='bad.yaml': batch_size"),
         ({"imports": ["no_such"]}, ArgumentError, "import"),
         ({"model_kwargs": {"router": "mine"}}, RouterError, "router"),
     ],

@@ -14,7 +14,7 @@ LEVELS = {
     **dict.fromkeys(("storage", "results"), 5),
     **dict.fromkeys(("hub", "analysis"), 6),
     "finetuning": 7,  # draws the learning curves of a run
-    "inference": 8,
+    **dict.fromkeys(("inference", "comparisons"), 8),
     "api": 9,
 }
 

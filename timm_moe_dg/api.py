@@ -162,8 +162,8 @@ def compare(**options: Any) -> "DataFrame | None":
     timm_moe_dg.errors.DataError: ...
     """
     with needs_train(_FEATURE):
-        from .finetuning.compare import CompareOptions
-        from .finetuning.compare import compare as run_comparison
+        from .comparisons.compare import CompareOptions
+        from .comparisons.compare import compare as run_comparison
         from .results.answer import answer_frame
     values, modules = _checked_options("compare", CompareOptions, options)
     found = run_comparison(CompareOptions(**values), {}, modules)
@@ -315,7 +315,7 @@ def read_runs(folder: str | os.PathLike[str]) -> "DataFrame":
 
 def _checked_options(function: str, table: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns checked options by name and the names of the user's modules, which are imported."""
-    values = checked(fields_of(table, ImportOptions), options, function)
+    values = checked(fields_of(table, ImportOptions), options, function, strict=True)
     modules = values.pop("imports", [])
     import_modules(modules)
     return values, modules
@@ -391,7 +391,7 @@ def _frames_released() -> Iterator[None]:
 
 describe_keywords(finetune, RunOptions)
 with suppress(ModuleNotFoundError):  # without the extra, calling them says what to install
-    from .finetuning.compare import CompareOptions
+    from .comparisons.compare import CompareOptions
     from .inference.evaluate import EvaluateOptions
     from .inference.predict import PredictOptions
     from .inference.predictor import PartOptions

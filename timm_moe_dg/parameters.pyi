@@ -11,7 +11,7 @@ import torch
 from pandas import DataFrame
 
 from .api import Source
-from .finetuning.compare import CompareOptions
+from .comparisons.compare import CompareOptions
 from .inference.evaluate import EvaluateOptions
 from .inference.predict import ImageOptions, TableOptions
 from .inference.predictor import PartOptions

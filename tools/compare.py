@@ -18,8 +18,8 @@ from contextlib import nullcontext, redirect_stdout
 
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.finetuning.compare import CompareOptions, compare
-from timm_moe_dg.finetuning.sweep import options_for_all
+from timm_moe_dg.comparisons.compare import CompareOptions, compare
+from timm_moe_dg.comparisons.sweep import options_for_all
 from timm_moe_dg.results.answer import render_answer
 
 # What --help shows; --help-all shows every option

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.finetuning.sweep import LaunchOptions, PlanOptions, SweepOptions, options_for_all, sweep
+from timm_moe_dg.comparisons.sweep import LaunchOptions, PlanOptions, SweepOptions, options_for_all, sweep
 
 # What --help shows; --help-all shows every option
 MAIN = ["config", "recipe", "datasets", "data_dir", "rows", "algorithms", "models", "protocols", "domains"]

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import ones
 
 from tests.invented import make_record
+from timm_moe_dg.comparisons.jobs import Job
 from timm_moe_dg.errors import ArgumentError, FolderInUseError, ProcessLostError
 from timm_moe_dg.finetuning import resume
-from timm_moe_dg.finetuning.jobs import Job
 from timm_moe_dg.finetuning.messages import RunLog
 from timm_moe_dg.finetuning.plan import RunPlan, make_plan
 from timm_moe_dg.finetuning.resume import lock_folder, nothing_to_do, parse_resumable, run_to_resume

@@ -13,11 +13,11 @@ from tests.invented import FIVE, make_record
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.cli.arguments import from_parsed, option_words, parse_arguments
+from timm_moe_dg.comparisons.sweep import SweepOptions, options_for_all, read_sweep
 from timm_moe_dg.data import BENCHMARKS, get_benchmark
 from timm_moe_dg.data.readers.digits import DigitsDomain
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.finetuning.sweep import SweepOptions, options_for_all, read_sweep
 from timm_moe_dg.protocols.options import run_parser
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.protocols.records import Record

@@ -382,7 +382,7 @@ sys.modules["resource"] = None
 for name in ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGCHLD"):
     delattr(signal, name)
 import timm_moe_dg, timm_moe_dg.finetuning, timm_moe_dg.inference.report
-import timm_moe_dg.finetuning.jobs
+import timm_moe_dg.comparisons.jobs
 """
 
 

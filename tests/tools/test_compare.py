@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.load_tool import load_tool
-from timm_moe_dg.finetuning import compare as comparison
-from timm_moe_dg.finetuning import sweep as sweeps
+from timm_moe_dg.comparisons import compare as comparison
+from timm_moe_dg.comparisons import sweep as sweeps
 from timm_moe_dg.protocols.records import read_records
 
 TINY = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]

@@ -19,7 +19,7 @@ from tests.load_tool import TOOLS, load_tool
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.algorithms import Algorithm
 from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
-from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
+from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.protocols.records import read_records
 

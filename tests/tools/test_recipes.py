@@ -11,8 +11,8 @@ import yaml
 from tests.invented import FIVE, make_record
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
+from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
 from timm_moe_dg.data import BENCHMARKS
-from timm_moe_dg.finetuning.sweep import SweepOptions, read_sweep
 from timm_moe_dg.protocols.planner import plan_runs
 from timm_moe_dg.results.papers import FIGURES, is_of_recipe, with_tag
 from timm_moe_dg.results.runs import FinishedRun

@@ -9,9 +9,9 @@ import yaml
 from PIL import Image
 
 from tests.load_tool import load_tool
+from timm_moe_dg.comparisons import sweep as sweeps
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import fingerprint
-from timm_moe_dg.finetuning import sweep as sweeps
 
 STAND_IN = """
 import sys, yaml

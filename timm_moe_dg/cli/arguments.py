@@ -307,15 +307,18 @@ def add_device_option(add: Callable[..., Any]) -> None:
     add("--device", type=usable_device, default=default_device(), metavar="NAME", help=words)
 
 
-def checked(options: "Mapping[str, Field[Any]]", values: Options, owner: str) -> dict[str, Any]:
+def checked(
+    options: "Mapping[str, Field[Any]]", values: Options, owner: str, *, strict: bool = False
+) -> dict[str, Any]:
     """Converts raw values of options, from words, keywords or a file, and returns them by field name.
 
-    Texts are read as on a command line. A None that stands for the default is left out.
+    Texts are read as on a command line, but not if `strict`. A None that stands for the default is left out.
 
     Args:
         options: Those of `fields_of`.
         values: Raw values by any spelling of an option.
         owner: Function or tool, for the error message.
+        strict: Whether a number must be a number, as in a Python call, and a text a text.
 
     Raises:
         OptionError: There is no option of this name.
@@ -329,24 +332,24 @@ def checked(options: "Mapping[str, Field[Any]]", values: Options, owner: str) ->
             remedy = did_you_mean(name, [*options, *others]) or "see --help, or help() of the function"
             raise OptionError.of(given, value, f"{owner} has no such option; {remedy}")
         if value is not None or options[name].default is not None:
-            result[name] = _checked_value(given, value, options[name])
+            result[name] = _checked_value(given, value, options[name], strict)
     return result
 
 
-def _checked_value(name: str, value: object, item: "Field[Any]") -> Any:
+def _checked_value(name: str, value: object, item: "Field[Any]", strict: bool) -> Any:
     """Checks type, choices and range of a value, and reads texts as words."""
     kind, keywords = option_kind(item.type), item.metadata[_DECLARATION].keywords
     plain, read = _plain(value), keywords.get("type")
     if kind is dict:
         return _checked_table(name, plain, read)
     if not isinstance(kind, list):
-        return _checked_item(name, plain, kind, keywords)
+        return _checked_item(name, plain, kind, keywords, strict)
     items = plain if isinstance(plain, list) else [plain]
     if not items and read is position_or_name:
         return ["none"]  # as words name no domain
     if not items and keywords.get("nargs") == "+":
         raise ArgumentError.of(name, value, "give at least one, or leave it out")
-    return [_checked_item(name, each, kind[0], keywords) for each in items]
+    return [_checked_item(name, each, kind[0], keywords, strict) for each in items]
 
 
 def _checked_table(name: str, value: Any, read: Callable[[str], Any]) -> dict[str, Any]:
@@ -366,7 +369,7 @@ def _checked_table(name: str, value: Any, read: Callable[[str], Any]) -> dict[st
     return json_object(json.dumps(value)) if is_json else value
 
 
-def _checked_item(name: str, item: Any, kind: Kind, keywords: Options) -> Any:
+def _checked_item(name: str, item: Any, kind: Kind, keywords: Options, strict: bool) -> Any:
     read: Callable[[str], Any] | None = keywords.get("type")
     choices = keywords.get("choices")
     if choices and item not in choices:
@@ -378,7 +381,7 @@ def _checked_item(name: str, item: Any, kind: Kind, keywords: Options) -> Any:
     is_number = isinstance(item, int | float) and not isinstance(item, bool)
     # Words are texts, and names such as 2026 are numbers in a file
     is_word = isinstance(item, str) or (is_number and (fits(item, kind) or by_kind is str))
-    if read is None or not is_word:
+    if read is None or not is_word or (strict and not fits(item, kind)):
         raise ArgumentError.of(name, item, f"must be {described(kind)}")
     try:
         return read(str(item))

@@ -24,10 +24,10 @@ from ..analysis.maps import draw_attention, draw_experts
 from ..analysis.plots import plot_accuracies, plot_learning_curves
 from ..analysis.run_view import RunView, open_run
 from ..cli.values import LOCAL
+from ..comparisons.jobs import Job, tail
 from ..data import EvaluationImages, Split, get_benchmark
 from ..data.splits import make_splits
 from ..errors import ArgumentError, DataError, MoeDgError, RecordError
-from ..finetuning.jobs import Job, tail
 from ..hub.folder import training_command
 from ..metrics import METRICS
 from ..networks.calibration import find_calibration

@@ -14,8 +14,8 @@ from threading import Thread
 
 import pytest
 
+from timm_moe_dg.comparisons.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
 from timm_moe_dg.errors import ArgumentError, MissingDependencyError
-from timm_moe_dg.finetuning.jobs import Attempt, Job, Submission, run_jobs, submit_jobs, tail
 from timm_moe_dg.storage.files import owned
 
 # Owns its folder, as a run does. On SIGTERM it saves and exits.

@@ -13,12 +13,12 @@ from sklearn.preprocessing import FunctionTransformer
 
 from ..data import Domain
 from ..errors import ArgumentError
+from ..finetuning.plan import RunPlan, make_plan
+from ..finetuning.run import score
 from ..protocols.options import RunOptions
 from ..protocols.records import Record
 from ..storage.files import owned
 from ..storage.run_folder import RunFolder
-from .plan import RunPlan, make_plan
-from .run import score
 
 NEIGHBORS = (1, 3, 5, 10, 20, 50)
 NO_MODEL = "none"  # in place of a network's name

@@ -24,6 +24,13 @@ from ..cli.values import LOCAL, key_value, non_negative, weights_file
 from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
 from ..errors import ArgumentError
+from ..finetuning.loop import take_step
+from ..finetuning.messages import logging_disabled
+from ..finetuning.model import build_model
+from ..finetuning.plan import make_plan
+from ..finetuning.processes import join_processes, leave_processes, process_state_kept
+from ..finetuning.resume import ResumePoint
+from ..finetuning.run import start
 from ..models.gmoe import resolve_moe_layers
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
@@ -34,13 +41,6 @@ from ..protocols.planner import PlannedRun, Row, Sweep, describe_plan, plan_runs
 from ..protocols.run_identity import default_network
 from ..results.answer import Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
-from .loop import take_step
-from .messages import logging_disabled
-from .model import build_model
-from .plan import make_plan
-from .processes import join_processes, leave_processes, process_state_kept
-from .resume import ResumePoint
-from .run import start
 from .sweep import FINETUNE, ComparisonOptions, LaunchOptions, duration, launch, make_job, slots, with_chosen_rates
 from .zeros import NO_MODEL, ZEROS, has_coordinates, write_zero
 
