@@ -11,8 +11,8 @@ from .errors import MissingDependencyError, did_you_mean
 PROGRAM = "timm-moe-dg"
 # Command -> file below tools/, and what it does
 COMMANDS = {
-    "compare": ("compare.py", "compare rows on your data, and say which one to take"),
     "finetune": ("finetune.py", "fine-tune a model with some domains held out"),
+    "compare": ("compare.py", "compare rows on your data, and say which one to take"),
     "evaluate": ("evaluate.py", "score a model: accuracy, calibration and confusions by domain"),
     "predict": ("predict.py", "predict the classes of image files, as a CSV file"),
     "demo": ("demo.py", "serve a page on which people try a model"),
