@@ -1,6 +1,9 @@
 """Feature extraction and reconfiguration, as timm's VisionTransformer does them."""
 
+import copy
+
 import pytest
+import timm
 import torch
 
 from tests.models.cases import BY_NAME, overlay, randomize, upcycled
@@ -37,6 +40,26 @@ def test_resetting_the_classifier(family):
     assert torch.equal(model(*inputs), tokens[:, 0])
     model.reset_classifier(0, "avg")
     assert torch.equal(model(*inputs), tokens[:, 1:].mean(1))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("name", ["gmoe_tiny_patch16", "moge_tiny", "erm_le_tiny_patch16", "d3g_tiny_patch16"])
+def test_every_parameter_that_pruning_leaves_is_used(name, index):
+    # The first block is dense, so that its features need no metadata
+    layers = {"moe_layers": [1, 3]} if name in BY_NAME else {}
+    model = timm.create_model(name, img_size=16, patch_size=8, embed_dim=24, depth=4, num_heads=3, **layers)
+    images, whole = torch.randn(2, 3, 16, 16), copy.deepcopy(model).eval()
+    for _ in range(2):
+        model.prune_intermediate_layers([index], prune_norm=True)
+    taken = {"indices": [index], "intermediates_only": True}
+    model.forward_intermediates(images, **taken)[0].sum().backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+    expected = whole.forward_intermediates(images, **taken)[0].flatten(2).mT
+    if "gmoe" not in name:
+        places = torch.tensor([[13.4, 52.5], [2.3, 48.9]])
+        assert any("metadata" in key for key, _ in model.named_parameters()) == (name == "moge_tiny" and index > 0)
+        assert model.eval()(images, places).shape == (2, 5, 24)
+    assert torch.equal(model.eval()(images)[:, 1:], expected)
 
 
 CONSTRUCTOR = {

@@ -106,7 +106,7 @@ CLIP = "vit_base_patch16_clip_quickgelu_224"
         (on_backbone("gmoe", "test_vit", metadata_encoder="sincos"), OptionError, "backbone='test_vit'"),
         (on_backbone("gmoe", "test_vit", router="metadata"), RouterError, "router='metadata'"),
         (on_backbone("gmoe", "test_vit", top_k=9), RouterError, "top_k=9"),
-        (on_backbone("gmoe", "test_vit", features_only=True), ArgumentError, "features_only=True"),
+        (on_backbone("gmoe", "test_vit", feature_cls="hook"), ArgumentError, "feature_cls='hook'"),
         (on_backbone("moge", CLIP, metadata_encoder="tiles"), MetadataError, "metadata_encoder='tiles'"),
         (on_backbone("moge", CLIP, router="cosine"), OptionError, f"backbone='{CLIP}'"),
         (on_backbone("moge", "convnext_tiny"), MoeLayersError, "model='convnext_tiny'"),

@@ -94,6 +94,19 @@ def test_it_is_trained_and_comes_back_from_its_folder_alone(backbone, tmp_path):
             assert twin.no_weight_decay.args[0] is twin
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"out_indices": [0, -2]}], ids=["default", "chosen"])
+@pytest.mark.parametrize("form", ["Mlp", "Mlp of windows"])
+def test_feature_maps_are_the_backbones(form, options):
+    backbone, options = BACKBONES[form], {**options, "features_only": True, "feature_cls": "getter"}
+    options |= overlay(randomize(backbone.dense()).state_dict(), 4)
+    dense, mixture = backbone.dense(**options).eval(), backbone.mixture(**options).eval()
+    assert mixture.feature_info.channels() == dense.feature_info.channels()
+    assert mixture_layers(mixture)
+    for ours, theirs in zip(mixture(backbone.images()), dense(backbone.images()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["poolformer_s12", "pit_ti_224", "csatv2"])
 def test_networks_without_layer_groups_keep_those_that_timm_counts(name):
     with torch.device("meta"):

@@ -87,6 +87,7 @@ def create_on_backbone(
     pretrained_cfg_overlay: Keywords | None = None,
     cache_dir: str | Path | None = None,
     features_only: bool = False,
+    feature_cls: str = "getter",
     text_head: Keywords | None = None,
     **kwargs: Any,
 ) -> nn.Module:
@@ -94,14 +95,13 @@ def create_on_backbone(
 
     Sources are `local-dir:` and `hf-hub:`. `pretrained` loads the backbone's weights, or those of a mixture that were
     given or saved. `pretrained_cfg` comes from timm's factory: that of the registered model, or of a saved mixture.
-    `text_head` describes the one that `put_text_head` recorded. Further arguments are options of the mixture and of the
-    backbone.
+    `features_only` gives feature maps, as the backbone's with timm's `feature_cls="getter"`. `text_head` describes the
+    one that `put_text_head` recorded. Further arguments are options of the mixture and of the backbone.
     """
-    if features_only:
-        raise ArgumentError.of(
-            "features_only", True, "call the model's forward_intermediates, or read features by hooks"
-        )
+    if feature_cls != "getter":
+        raise ArgumentError.of("feature_cls", feature_cls, "give 'getter', or read features by hooks")
     mixture = {name: kwargs.pop(name) for name in kind.options if name in kwargs}
+    features = {"out_indices": kwargs.pop("out_indices")} if features_only and "out_indices" in kwargs else {}
     saved = isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in _SAVED
     check_name(backbone, "backbone", saved)
     if pretrained_cfg == DEFAULT_TAG and backbone == DEFAULT_BACKBONE:
@@ -110,7 +110,12 @@ def create_on_backbone(
         remedy = f"name weights by their backbone, as backbone='NAME.{pretrained_cfg}'"
         raise ArgumentError.of("model", f"{kind.name}.{pretrained_cfg}", remedy)
     source = _source(pretrained, pretrained_cfg, pretrained_cfg_overlay or {}, cache_dir)
-    return _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
+    model = _build(kind, backbone, pretrained, source._replace(text_head=text_head), cache_dir, mixture, kwargs)
+    if not features_only:
+        return model
+    # The backbone's wrapper, without storage, knows its default feature maps
+    options = {**kwargs, **features, "features_only": True, "feature_cls": feature_cls}
+    return _put_into_wrapper(model, _without_storage(kind, backbone, options))
 
 
 def _source(pretrained: bool, cfg: Keywords | None, overlay: Keywords, cache_dir: str | Path | None) -> Source:
@@ -182,14 +187,26 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
         raise OptionError.of("backbone", backbone, f"does not take it ({error}); {remedy}") from error
 
 
+def _without_storage(kind: Mixture, backbone: str, kwargs: Keywords) -> Any:
+    with torch.device("meta"):
+        return _create(kind, backbone, **{name: kwargs[name] for name in kwargs if name not in ("device", "dtype")})
+
+
+def _put_into_wrapper(model: Any, wrapper: Any) -> nn.Module:
+    """Replaces the network of timm's `features_only=True`; blocks that are not needed are dropped."""
+    model.prune_intermediate_layers(wrapper.out_indices, prune_norm=True)
+    wrapper.model = model
+    wrapper.pretrained_cfg = wrapper.default_cfg = model.pretrained_cfg
+    return wrapper
+
+
 def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords, kwargs: Keywords) -> dict[str, Tensor]:
     """Makes a checkpoint loadable into the dense network: zeros for feed-forwards that change, and no text head."""
     assert source.weights is not None
     structure = split_model_name_tag(parse_model_name(backbone)[1])[0] if source.cfg else backbone
+    plan = _without_storage(kind, structure, kwargs)
+    dense = plan.state_dict()
     with torch.device("meta"):
-        options = {name: value for name, value in kwargs.items() if name not in ("device", "dtype")}
-        plan = _create(kind, structure, **options)
-        dense = plan.state_dict()
         mixed = kind.change(plan, **mixture).state_dict()
     start_router_state(source.weights, mixed)
     classifier = tuple(f"{name}." for name in layer_names(plan.pretrained_cfg["classifier"]))

@@ -228,6 +228,13 @@ class DomainHeadsVisionTransformer(VisionTransformer):
             sizes = (self.num_features, self.num_domains, num_classes)
             self.head = DomainHeads(*sizes, device=weight.device, dtype=weight.dtype).train(self.training)
 
+    def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Prunes as timm does. Without heads, the relations go too."""
+        remaining: list[int] = super().prune_intermediate_layers(*args, **kwargs)
+        if not self.num_classes:
+            self.metadata_encoder.encoder = nn.Identity()
+        return remaining
+
     @torch.no_grad()
     def renew_domains(self, before: Sequence[str], names: Sequence[str]) -> None:
         """Gives a network with the domains `before` those of `names`, whose coordinates `set_domains` sets.

@@ -38,7 +38,7 @@ class LocationVisionTransformer(VisionTransformer):
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
         encoder = options.build_encoder(device, dtype)
         features = self.num_features
-        self.fuse = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
+        self.fuse: nn.Linear | None = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
         self.fuse_act = nn.GELU()
         self.metadata_encoder = encoder
 
@@ -48,17 +48,29 @@ class LocationVisionTransformer(VisionTransformer):
         Returns (B, num_classes) logits, or with `pre_logits` the (B, D) classifier inputs. Without pooling, both keep
         N.
         """
-        x = self.fc_norm(self.pool(x))
+        x = self.head_drop(self.fc_norm(self.pool(x)))
+        if self.fuse is None:  # pruned
+            return x
         context, present = self.metadata_encoder(x, metadata)
         context = context.to(x.dtype) * present.unsqueeze(1)
         if self.global_pool == "":  # not x.dim(), whose value torch.fx does not know when it traces
             context = context.unsqueeze(1).expand(-1, x.shape[1], -1)
-        x = self.fuse_act(self.fuse(torch.cat([self.head_drop(x), context], dim=-1)))
+        x = self.fuse_act(self.fuse(torch.cat([x, context], dim=-1)))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor, metadata: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x), metadata=metadata)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Prunes as timm does. Without the head, the location encoding goes too."""
+        remaining: list[int] = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.fuse = None
+            self.metadata_encoder.encoder = nn.Identity()
+        return remaining
 
 
 def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:

@@ -162,6 +162,13 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         """(B, C, height, width) images and their metadata -> (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x, metadata))
 
+    def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Prunes as timm does. Without a routed block, the metadata encoder goes too."""
+        remaining: list[int] = super().prune_intermediate_layers(*args, **kwargs)
+        if not any(block.routed for block in self.blocks):
+            self.metadata_encoder.encoder = nn.Identity()
+        return remaining
+
     def forward_intermediates(self, x: Tensor, *args: Any, metadata: Tensor | None = None, **kwargs: Any) -> Any:
         """Returns features after chosen blocks, as timm does, with the images' metadata as a further argument.
 
