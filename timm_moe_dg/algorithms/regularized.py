@@ -37,6 +37,7 @@ class Mixup(Algorithm):
     """
 
     MIN_DOMAINS = 2
+    NEEDS_PIXELS = True
     HPARAMS = MappingProxyType({"mixup_alpha": 0.2})
     RANGES = MappingProxyType({"mixup_alpha": POSITIVE})
     SEARCH = MappingProxyType({"mixup_alpha": log_uniform(-1, 1)})

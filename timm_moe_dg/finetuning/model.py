@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.scheduler.scheduler import Scheduler
@@ -42,7 +43,7 @@ from ..networks.build import (
     save_network,
     saved_config,
 )
-from ..networks.freeze import FREEZABLE, freeze_batch_norm
+from ..networks.freeze import FREEZABLE, freeze_batch_norm, freeze_trunk
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata, unknown_metadata
 from ..protocols.options import RunOptions
 from ..storage.run_folder import run_arguments
@@ -50,6 +51,7 @@ from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
 from .processes import is_sharded
 from .training_data import class_weights, column_statistics, cover_training_coordinates, mean_and_std
+from .trunk_cache import cache_trunk
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Model:
     sharding: "Sharding | None"  # of a network that is divided over processes
     with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
+    tokens: np.ndarray | None  # of all images, in their place: outputs of the frozen trunk, see `cache_trunk`
     classes: tuple[str, ...]  # names, in the order of the logits
 
     def save(self, network: nn.Module, folder: Path) -> None:
@@ -78,6 +81,9 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     """Builds the network and everything that trains it, on the run's device. Set the run's seed before."""
     options = plan.options
     network = prepare_network(plan)
+    config = data_config(network, options.img_size, *mean_and_std(plan, network))
+    # Copies of the network, as averages are, start above the trunk too
+    tokens = cache_trunk(network, plan, config, accelerator.device) if options.cache_trunk else None
     cover_training_coordinates(network, plan)
     if not is_sharded():  # or a network larger than the device would be on it as a whole
         network = network.to(accelerator.device)
@@ -135,7 +141,8 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         probing=probing,
         sharding=sharding,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
-        data_config=data_config(network, options.img_size, *mean_and_std(plan, network)),
+        data_config=config,
+        tokens=tokens,
         classes=plan.classes,
     )
 
@@ -177,7 +184,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     if _starts_from_random_weights(options) and plan.benchmark.image_size is None:
         _logger.warning(f"{options.model} starts from random weights; add --pretrained to start from published ones")
     if options.freeze:
-        FREEZABLE[options.freeze](network)
+        FREEZABLE.get(options.freeze, partial(freeze_trunk, freeze=options.freeze))(network)
     set_expert_mode(network, options)
     force_tokens(network, options.cka_tokens if options.cka_coef and options.expert_mode == "routed" else 0)
     set_auxiliary_form(network, options.aux_form)

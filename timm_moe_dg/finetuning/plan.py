@@ -282,6 +282,13 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
         remedies["linear_steps"] = f"{options.algorithm} moves all weights in its inner steps; leave it out"
     if options.freeze == "backbone":
         remedies["head"] = "--freeze backbone trains a new classifier; leave one out"
+    if not (options.freeze or "").startswith(("trunk", "backbone")):
+        remedies["cache_trunk"] = "keeps the outputs of frozen blocks; add --freeze trunk"
+    elif options.cache_trunk:
+        remedy = "needs pixels, and --cache-trunk keeps the outputs of blocks; leave one out"
+        remedies |= dict.fromkeys(
+            ("aa", "reprob", "val_augment", *(("algorithm",) if method.NEEDS_PIXELS else ())), remedy
+        )
     for name, remedy in remedies.items():
         if vars(options)[name] != DEFAULTS[name]:
             raise ArgumentError.of(name, vars(options)[name], remedy)

@@ -197,6 +197,7 @@ def check_launch(options: RunOptions, accelerator: Accelerator) -> None:
             (averaging is not None and not averaging.SHARDS, "averaging", options.averaging,
              f"{_WHOLE}, or give ema or moving"),
             (options.compile, "compile", True, "is not supported with --use_fsdp; leave it out"),
+            (bool(options.cache_trunk), "cache_trunk", options.cache_trunk, _WHOLE),
             (options.channels_last, "channels_last", True, "is not supported with --use_fsdp; leave it out"),
         ]  # fmt: skip
     for is_refused, argument, value, remedy in refusals:

@@ -251,6 +251,7 @@ def start(plan: RunPlan, accelerator: Accelerator, model: Model, resume_point: R
         plan,
         model.data_config,
         sampler,
+        tokens=model.tokens,
         with_metadata=model.with_metadata,
         with_domains=isinstance(model.network, DomainHeadsVisionTransformer),
         pin_memory=accelerator.device.type != "cpu",

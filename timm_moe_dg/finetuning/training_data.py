@@ -34,6 +34,7 @@ from ..models.moge import GeoMoeVisionTransformer
 from ..networks.build import DataConfig, Network, has_measured_statistics, saved_config
 from ..networks.trained import takes_metadata
 from .plan import RunPlan
+from .trunk_cache import token_domains
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def build_loaders(
     config: DataConfig,
     sampler: StepSampler,
     *,
+    tokens: np.ndarray | None = None,
     with_metadata: bool,
     with_domains: bool = False,
     pin_memory: bool = False,
@@ -63,12 +65,19 @@ def build_loaders(
     """Builds the endless training loader with this process's share, and the evaluation loader.
 
     Without `eval_train`, the evaluation loader has only the images outside of training. `with_domains` appends the
-    number of the training domain to the metadata of training images.
+    number of the training domain to the metadata of training images. `tokens` take the place of images, see
+    `cache_trunk`.
     """
     options = plan.options
     size, mean, std = config["input_size"][1:], config["mean"], config["std"]
     transform = training_transform(plan.benchmark.augmentation, size, mean, std)
     augmented = with_timm_augmentation(transform, options.aa, options.reprob, size, mean)
+    transform = evaluation_transform(size, mean, std)
+    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
+    if tokens is not None:
+        plan = replace(plan, domains=token_domains(plan.domains, tokens))
+        augmented = transform = nn.Identity()
+        loading["workers"] = 0  # reading takes less time than sending to another process
     domains = stated_domains(plan) if with_domains and with_metadata else plan.domains
     drawing = {"with_metadata": with_metadata, "class_balanced": options.class_balanced}
     draws = TrainingDraws(domains, plan.splits, augmented, seed=options.seed, **drawing)
@@ -76,9 +85,7 @@ def build_loaders(
     splits = list(plan.splits)
     for domain in () if options.eval_train else plan.training:
         splits[domain] = Split(splits[domain].inside[:0], splits[domain].outside)
-    transform = evaluation_transform(size, mean, std)
     images = EvaluationImages(plan.domains, splits, transform, with_metadata=with_metadata, augmented=validation)
-    loading: dict[str, Any] = {"workers": options.workers, "pin_memory": pin_memory}
     evaluation = evaluation_loader(images, batch_size=options.validation_batch_size, **loading)
     return training_loader(draws, sampler, **loading), evaluation
 

@@ -39,7 +39,7 @@ from ..data.bands import RGB, Bands
 from ..layers.reports import BALANCING_LOSSES
 from ..metrics import METRICS
 from ..networks.bands import BAND_INITS
-from ..networks.freeze import FREEZABLE
+from ..networks.freeze import FREEZABLE, frozen_part
 
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
 SCHEDULES = ("cosine", "tanh", "poly")
@@ -142,8 +142,13 @@ class ModelOptions:
         help="side of the input image (default: the data set's, else the model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
         help="rate of stochastic depth (default: 0.1, for ResNets 0)")
-    freeze: str | None = option(None, choices=tuple(FREEZABLE), shorthand=("--train-routers-only", "all-but-routers"),
-        help="part to keep fixed; backbone trains a new classifier only (default: nothing)")
+    freeze: str | None = option(None, type=frozen_part, metavar=f"{{{','.join(FREEZABLE)},trunk[:N]}}",
+        shorthand=("--train-routers-only", "all-but-routers"),
+        help="part to keep fixed; backbone trains a new classifier only, trunk the blocks from the first mixture or "
+        "from N on (default: nothing)")
+    cache_trunk: str | None = option(None, nargs="?", const="float16", choices=("float16", "float32"),
+        help="with --freeze trunk or backbone: compute outputs of the frozen blocks once for all images, without "
+        "augmentation, and keep them in OUTPUT/trunk-cache (default: off; without a value float16)")
     freeze_bn: bool = option(True,
         help="keep the statistics of batch normalization fixed, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
