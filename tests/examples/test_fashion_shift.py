@@ -1,9 +1,7 @@
 """The images of examples/fashion_shift, and its tables."""
 
 import importlib
-import shutil
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +11,12 @@ from PIL import Image
 from torch import nn
 
 from tests.data.files import write_release
-from tests.invented import make_record, write_run
 from tests.load_tool import load_tool
 from timm_moe_dg.layers import MoeMlp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "fashion_shift")]
-make_data, compare, experts = (importlib.import_module(name) for name in ("make_data", "compare", "experts"))
+make_data, experts = (importlib.import_module(name) for name in ("make_data", "experts"))
 
 
 def test_test_images_are_dealt_to_four_domains_and_training_images_kept(tmp_path, monkeypatch):
@@ -35,31 +32,6 @@ def test_test_images_are_dealt_to_four_domains_and_training_images_kept(tmp_path
     numbers = [[int(path.stem) for path in domain.rglob("*.png")] for domain in domains]
     assert [len(part) for part in numbers] == [5, 5, 5, 5]
     assert sorted(number for part in numbers for number in part) == list(range(40, 60))
-
-
-def test_tables_hold_means_errors_and_paired_tests(tmp_path, capsys):
-    for seed, domain in product(range(3), (0, 1)):
-        for model, gain in (("dense", 0.0), ("top_2", 0.02)):
-            accuracy = 0.5 + 0.1 * domain + 0.01 * seed + gain
-            args = {"test_envs": [domain], "trial_seed": seed, "domains": ["a", "b", "c"]}
-            record = make_record(args={**make_record().args, **args}, in_acc=(accuracy,) * 3)
-            write_run(tmp_path / f"folder-{model}-ERM-test{domain}-trial{seed}-hparams0", [record])
-    compare.main([str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| method | network | a | b | mean |"
-    assert lines[2] == "| ERM | dense | 51.0 ± 0.5 | 61.0 ± 0.5 | 56.0 |"
-    # six differences of the same sign: two of 64 patterns of signs are as far from 0
-    assert lines[-2] == "| ERM, 2 of 6 experts | dense | +2.00 | 6 | 0.031 |"
-    for path in [*tmp_path.iterdir()]:
-        path.rename(str(path).replace("folder-top_2", "emoji_styles-frozen"))
-    for path in tmp_path.glob("folder-dense*"):
-        for method in ("CORAL", "soup", "upcycled"):
-            shutil.copytree(path, str(path).replace("dense-ERM", f"dense-{method}"))
-    compare.main(["--holm", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    assert "| ERM, frozen routers | dense | +2.00 | 6 | 0.031 | 0.156 |" in lines
-    assert "| CORAL, dense | ERM | +0.00 | 0 | 1.000 | 1.000 |" in lines
-    assert "| soup, dense | upcycled | +0.00 | 0 | 1.000 | 1.000 |" in lines
 
 
 @pytest.mark.slow

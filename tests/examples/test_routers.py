@@ -54,30 +54,14 @@ def test_a_run_is_measured(load, tmp_path):
     assert row["accuracy"] == pytest.approx(100 * scores.accuracy.iloc[1], abs=1e-6)
 
 
-def test_networks_are_compared_with_the_cosine_router(load, tmp_path, capsys):
-    compare = load("routers/compare")
-    random = np.random.default_rng(0)
-    places = [(shift, domain, seed) for shift in compare.SHIFTS for domain in range(3) for seed in range(4)]
-    gains = {"cosine": 0, "bias": 5, "random": -5}  # in points; the noise is one point
-    gains = {(row, shift): gain for row, gain in gains.items() for shift in compare.SHIFTS}
-    gains |= {("self", shift): gain for shift, gain in zip(compare.SHIFTS, (5, 5, -5), strict=True)}
-    frame = pd.DataFrame(
-        [
-            (row, *place, 50 + gain + random.normal())
-            for (row, shift), gain in gains.items()
-            for place in places
-            if place[0] == shift
-        ],
-        columns=["row", "shift", "domain", "seed", "score"],
+def test_recorded_scores_have_an_answer_for_each_data_set(load, tmp_path, capsys):
+    load("answer").main(
+        [str(EXAMPLES / "routers/scores.csv"), "--reference", "cosine", "--plot", str(tmp_path / "a.png")]
     )
-    table = compare.differences(frame)
-    assert len(table) == 9
-    for line in table.to_dict("records"):
-        assert line["difference"] == pytest.approx(gains[line["row"], line["shift"]], abs=1.5)
-        assert line["p"] == pytest.approx(2 / 2**12)  # all twelve pairs have one sign
-        assert line["p, Holm"] == pytest.approx(9 * line["p"])
-    assert compare.recommended(table) == ["bias"]
-    frame.to_csv(tmp_path / "scores.csv", index=False)
-    compare.main([str(tmp_path / "scores.csv"), "--picture", str(tmp_path / "routers.png")])
-    assert "Recommended: sigmoid, bias without a loss\n" in capsys.readouterr().out
-    assert (tmp_path / "routers.png").stat().st_size > 1000
+    out = capsys.readouterr().out
+    assert out.count("Differences to cosine, points") == 3
+    assert len(list(tmp_path.glob("a_*.png"))) == 3
+    scores = pd.read_csv(EXAMPLES / "routers/scores.csv")
+    wide = scores[scores["shift"] == "blue_marble"].pivot(index=["domain", "seed"], columns="row", values="score")
+    difference = (wide.threshold - wide.cosine).groupby("domain").mean().mean()
+    assert f"| threshold     | {difference:+.1f} " in out
