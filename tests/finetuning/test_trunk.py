@@ -142,9 +142,10 @@ def test_networks_with_one_trunk_share_a_file_and_everything_else_has_its_own(tm
     build(tmp_path, *VIT, *common)  # other weights
     assert len(cache_files(tmp_path)) == count + 1
 
-    shared.write_bytes(content[:-4])
-    tokens = build(tmp_path, *GMOE, *start, *common).tokens
-    assert shared.read_bytes() == content
+    for damaged in (content[:-4], content[:99] + bytes([content[99] ^ 1]) + content[100:]):
+        shared.write_bytes(damaged)
+        tokens = build(tmp_path, *GMOE, *start, *common).tokens
+        assert shared.read_bytes() == content
     assert tokens.shape == (sum(map(len, plan_of(tmp_path, *common).domains)), 17, 24)
 
 

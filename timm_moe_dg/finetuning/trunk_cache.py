@@ -1,7 +1,7 @@
 """Outputs of a frozen trunk, computed once for all images, in files that runs and processes share.
 
-A file holds the tokens of all domains' images, one after the other, and nothing else. Its name is a digest of
-everything that its values depend on. Its size tells whether it is complete.
+A file holds the tokens of all domains' images, one after the other, and their digest. Its name is a digest of
+everything that its values depend on.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from ..storage.files import explained, lock_file, replaced_file
 from .plan import RunPlan
 
 FOLDER = "trunk-cache"  # below --output
+DIGEST = hashlib.sha256().digest_size
 _TRUNK = (*TRUNK_TOKENS, "patch_embed", "norm_pre", "blocks")  # starts of names of weights
 _logger = logging.getLogger(__name__)
 
@@ -77,13 +78,21 @@ def cache_trunk(network: Network, plan: RunPlan, config: DataConfig, device: tor
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock_file(path)):  # held while one process computes and others wait
-            if not path.is_file() or path.stat().st_size != size:
+            if not _is_intact(path, size):
                 _compute(trunk, plan, config, path, size)
     _logger.info(f"training images are not augmented: {path} has the outputs of {depth} blocks for them")
     for module in trunk_modules(network, depth):
         module.forward = _skip
     network._pos_embed = _skip if rotations is None else partial(_skip_rotated, rotations)
     return np.memmap(path, dtype, "r", shape=shape)
+
+
+def _is_intact(path: Path, size: int) -> bool:
+    """Whether a file holds `size` bytes and their digest."""
+    if not path.is_file() or path.stat().st_size != size + DIGEST:
+        return False
+    content = np.memmap(path, np.uint8, "r")
+    return hashlib.sha256(content[:size]).digest() == content[size:].tobytes()
 
 
 def _skip(tokens: Tensor, *_: object, **__: object) -> Tensor:
@@ -131,10 +140,13 @@ def _compute(trunk: Network, plan: RunPlan, config: DataConfig, path: Path, size
     images = EvaluationImages(plan.domains, whole, transform)
     loader = evaluation_loader(images, batch_size=options.validation_batch_size, workers=options.workers)
     device = next(trunk.parameters()).device
+    digest = hashlib.sha256()
     with replaced_file(path) as fresh, fresh.open("wb") as file:
         for batch, *_ in tqdm(loader, unit="batch", disable=None):
             tokens = _outputs(trunk, batch.to(device)).cpu().numpy().astype(options.cache_trunk)
             if not np.isfinite(tokens).all():
                 remedy = "outputs of the frozen blocks exceed this type; give --cache-trunk float32"
                 raise ArgumentError.of("cache_trunk", options.cache_trunk, remedy)
+            digest.update(tokens)
             file.write(tokens.tobytes())
+        file.write(digest.digest())
