@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from scipy.stats import ttest_1samp
+from scipy.stats import t, ttest_1samp
 
 from tests.results.simulate_answer import CASES, RESAMPLES, made_up_scores, recommended
 from tests.results.test_comparison import counted_p
@@ -18,8 +18,8 @@ from tests.results.test_new_site import DENSE, SPARSE, empty_sites, sweep
 from timm_moe_dg.analysis.plots import plot_answer
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.results import comparison
-from timm_moe_dg.results.answer import ZERO, Answer, answer, answer_frame, render_answer, scores_of
-from timm_moe_dg.results.comparison import smallest_p
+from timm_moe_dg.results.answer import ZERO, Answer, answer, answer_frame, paired, render_answer, scores_of
+from timm_moe_dg.results.comparison import holm, smallest_p
 from timm_moe_dg.results.new_site import prediction_interval
 
 COSTS = {"dense": (1.0, 5), "probe": (1.0, 5), "gmoe": (1.5, 8), "moge": (1.6, 9), ZERO: (0.0, 0)}
@@ -71,6 +71,7 @@ RULE = [  # gains, recommended row, verdicts, words of the sentences
     ("weak probe", {"probe": FIVE - 0.5}, {}, "dense", ["worse"], ["(20.0%): dense. The probe alone is none of them"]),
     ("two better", {"gmoe": 0.05 + FIVE, "moge": 0.052 + FIVE}, {}, "gmoe", ["better"] * 2, ["Take gmoe"]),
     ("the best", {"gmoe": 0.05 + FIVE, "moge": 0.1 + FIVE}, {}, "moge", ["better"] * 2, ["Take moge"]),
+    ("weak, not told", {"probe": [-x for x in ONE_DOMAIN]}, {}, "dense", ["cannot tell"], ["no other row is as good"]),
     ("alone", {"dense": [0.0] * 5}, {}, "dense", [], ["Take dense: no other row"]),
 ]  # fmt: skip
 
@@ -100,6 +101,32 @@ def test_the_rule_seldom_errs_in_simulated_comparisons(case, low, high) -> None:
     assert low <= recommended(40, *case) <= high
 
 
+def test_p_values_are_corrected_and_the_detectable_difference_follows_by_hand() -> None:
+    gains = {"gmoe": ONE_DOMAIN, "moge": [x / 2 for x in ONE_DOMAIN]}
+    scores = scores_by({"dense": [0.0] * 5, **gains}, noise=0.02)
+    made, pairs = answer(scores, COSTS), {name: paired(scores, name, "dense").unstack() for name in gains}
+    assert list(made.pairs.p_sites) == pytest.approx(
+        holm([ttest_1samp(p.mean(axis=1), 0).pvalue for p in pairs.values()])
+    )
+    assert list(made.pairs.p_holm) == holm(made.pairs.p)
+    factor = t.ppf(1 - 0.05 / 4, 4) + t.ppf(0.8, 4)  # of two rows
+    found = 100 * factor * np.mean([pair.mean(axis=1).std() / np.sqrt(5) for pair in pairs.values()])
+    assert f"about {found:.1f} points" in made.verdict[-1]
+    same = scores_by({"dense": [0.0] * 5, "gmoe": [0.025] * 5}, noise=0.035)
+    pair = paired(same, "gmoe", "dense").unstack()
+    between = max(pair.mean(axis=1).var() - pair.var(axis=1).mean() / 4, 0)
+    needed = pair.var(axis=1).mean() / (5 * (pair.mean().mean() / (t.ppf(0.975, 4) + t.ppf(0.8, 4))) ** 2 - between)
+    assert f"takes about {np.ceil(needed):.0f} seeds, or more" in answer(same, COSTS).verdict[-1]
+
+
+def test_rows_hardly_above_the_most_frequent_class_are_left_out() -> None:
+    gains = {"dense": [0.0] * 5, "gmoe": 0.05 + FIVE, "moge": 0.058 + FIVE}
+    level = scores_by(gains, noise=0).query("row == 'dense'").accuracy.mean()
+    made = answer(scores_by(gains, noise=0, zero=level + 0.004), COSTS)  # five points above begin beyond gmoe
+    assert (made.recommended, made.rows.standard_error.isna().any()) == ("moge", False)
+    assert answer(scores_by(gains, seeds=1), COSTS).rows.standard_error.isna().all()
+
+
 def test_rows_are_compared_on_common_runs_and_lacking_ones_are_listed() -> None:
     scores = scores_by({"dense": [0.0] * 5, "gmoe": 0.05 + FIVE, "moge": [0.05] * 5})
     lacking = (scores.row == "gmoe") & ((scores.domain == "domain 1") | (scores.seed == 0))
@@ -118,6 +145,7 @@ def test_rows_are_compared_on_common_runs_and_lacking_ones_are_listed() -> None:
 def test_every_format_has_every_row_and_names_are_text() -> None:
     made = answer_by({"probe": [0.0] * 5, "a|b": 0.05 + FIVE})
     assert "a&#124;b" in render_answer(made, "markdown")
+    assert "nan" not in render_answer(answer_by({"gmoe": [0.05]}, seeds=1), "text")
     assert r"\begin{tabular}" in render_answer(made, "latex")
     printed = json.loads(render_answer(made, "json"))
     assert [row["name"] for row in printed["rows"]] == ["dense", "probe", "a|b", ZERO]

@@ -73,7 +73,7 @@ def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd
 def paired(scores: pd.DataFrame, first: str, second: str) -> pd.Series:
     """Returns first - second by "domain" and "seed", where both rows have a run."""
     accuracy = scores.set_index(["row", "domain", "seed"]).accuracy
-    return (accuracy[first] - accuracy[second]).dropna().round(12)
+    return (accuracy[first] - accuracy[second]).dropna()
 
 
 def answer(
@@ -302,7 +302,9 @@ def pairs_text(answer: Answer, format_: str) -> list[str]:
         for pair in pairs
     ]
     missing = [f"{pair.first}: {most - pair.pairs} of {most} pairs" for pair in pairs if pair.pairs < most]
-    table = formatted(f"Differences to {pairs[0].second}, points", pd.DataFrame(lines), format_, missing)
+    table = formatted(
+        f"Differences to {pairs[0].second}, points", pd.DataFrame(lines).replace("nan", "-"), format_, missing
+    )
     return [table, "\n".join(("% " if format_ == "latex" else "") + note for note in NOTES)]
 
 
