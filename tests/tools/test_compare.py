@@ -67,6 +67,7 @@ def test_a_comparison_is_planned_run_and_answered_once(compare, tmp_path):
     frequent, dense, gmoe = answered["rows"]
     assert (frequent["mean"], frequent["gmacs"], frequent["parameters"]) == (50, 0, 0)
     assert 0 < dense["gmacs"] < gmoe["gmacs"] or dense["parameters"] < gmoe["parameters"]
+    assert (answered["plan"]["runs"], answered["plan"]["domains"]) == (9, ["a", "b", "c"])
     records = {path.parent.name: read_records(path) for path in compare.folder.glob("*/results.jsonl")}
     assert len(records) == 9
     # The same images, in the same order, for all rows of a seed

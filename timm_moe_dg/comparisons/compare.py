@@ -129,7 +129,10 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     found = answer(scores, {run.row_name: cost(run) for run in finished}, equal_within=options.equal_within / 100)
     if options.plot:
         plot_answer(found, scores, Path(options.plot))
-    return found
+    facts = {"dataset": options.dataset, "domains": list(found.domains), "trial_seeds": list(options.trial_seeds)}
+    return replace(
+        found, plan={**facts, "runs": len(names), "rows": {row.name: dict(row.options) for row in plan.rows}}
+    )
 
 
 def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[str], list[Row]]:

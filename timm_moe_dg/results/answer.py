@@ -11,7 +11,7 @@ these. baycomp separates runs from data sets by a Stan model alone, which is com
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import ceil, inf, isfinite, isnan, nan
 from typing import Any
@@ -51,6 +51,7 @@ class Answer:
     recommended: str
     verdict: list[str]
     equal_within: float
+    plan: Mapping[str, Any] = field(default_factory=dict)  # what was compared
 
 
 def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd.DataFrame:
@@ -321,7 +322,13 @@ def answer_data(answer: Answer) -> dict[str, object]:
     accuracies = json.loads((100 * answer.domains).round(6).to_json(orient="index"))
     named = [{"name": name, "accuracy": accuracies[name], **row} for name, row in zip(accuracies, rows, strict=True)]
     pairs = [{"interval": [pair.pop("low"), pair.pop("high")], **pair} for pair in pairs]
-    return {"rows": named, "pairs": pairs, "recommended": answer.recommended, "verdict": answer.verdict}
+    return {
+        "rows": named,
+        "pairs": pairs,
+        "recommended": answer.recommended,
+        "verdict": answer.verdict,
+        "plan": answer.plan,
+    }
 
 
 def _in_percent(answer: Answer) -> list[pd.DataFrame]:
