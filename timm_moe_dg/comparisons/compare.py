@@ -106,7 +106,6 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     show_line(describe_plan(plan))
     for line in [*remarks(domains), *((_TRUNK.format(for_all["freeze"]),) if "freeze" in for_all else ())]:
         show_line(line)
-    names = write_zeros(options, plan, zeros)
     runs = plan_runs(plan)
     jobs = [make_job(options, options.output, run, imports) for run in runs]
     left = [run for run, job in zip(runs, jobs, strict=True) if not job.is_finished]
@@ -114,6 +113,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
         show_line(estimate(options, left))
     if options.dry_run:
         return None
+    names = write_zeros(options, plan, zeros)
     if options.rates:
         chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
         if chosen is None:
@@ -189,7 +189,7 @@ def write_zeros(options: CompareOptions, plan: Sweep, zeros: Sequence[str]) -> s
     runs = plan_runs(replace(plan, rows=rows, options={"data_dir": plan.options["data_dir"]}, given=shared))
     for run in runs:
         job = make_job(options, options.output, run, ())
-        if not job.is_finished and not (options.dry_run or options.status):
+        if not job.is_finished and not options.status:
             values = {**run.options, "algorithm": RunOptions.algorithm}
             write_zero(run.options["algorithm"], RunOptions(**values, output=options.output, experiment=run.name))
     return {run.name for run in runs}
