@@ -66,8 +66,8 @@ ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]  # of wise_ft
 # Methods of one run
 ONE_RUN = {"wise_ft": "averages one run with its start", "experts": "merges the experts of one run"}
 # Options that averaged runs share
-SHARED = ["dataset", "data", "test_domains", *SPLITTING]
-SHARED += ["model", "model_kwargs", "num_classes", "img_size", "in_chans", "bands", "metadata_columns", "expert_mode"]
+SHARED = ["dataset", "data", "test_domains", "in_chans", "bands", "metadata_columns", *SPLITTING]
+SHARED += ["model", "model_kwargs", "router", "num_classes", "img_size", "expert_mode"]
 SHARED += ["pretrained", "weights_sha256", "algorithm", "averaging", "average_method", "metric", "reported_split"]
 # Options that decide about data and starting weights. Others may need code or packages that are not here
 PLANNED = {field.name for table in (DataOptions, ModelOptions) for field in fields(table)}
@@ -170,7 +170,8 @@ class Averages:
             self.networks = [merged(self.networks[0].to(self.device), plan, args).cpu()]
             name, kwargs = self.networks[0].pretrained_cfg["architecture"], get_model_args(self.networks[0])
             kwargs = {key: value for key, value in kwargs.items() if key in plan.options.model_kwargs}
-            self.merged = {"model": name, "model_kwargs": kwargs, "metadata_columns": None, "coverage_radius": None}
+            self.merged = {"model": name, "model_kwargs": kwargs}
+            self.merged |= dict.fromkeys(("router", "metadata_columns", "coverage_radius"))
         self.weights = [network.state_dict() for network in self.networks]
         if args.match_experts:
             self.weights = [match_experts(self.networks[0], self.weights[0], weights) for weights in self.weights]

@@ -23,6 +23,7 @@ from timm_moe_dg.finetuning.model import (
 )
 from timm_moe_dg.finetuning.processes import process_state_kept
 from timm_moe_dg.finetuning.training_data import cover_training_coordinates
+from timm_moe_dg.layers import LinearRouter
 from timm_moe_dg.networks.build import build_network, data_config, save_network, saved_config
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.protocols.options import RunOptions
@@ -117,6 +118,32 @@ def test_a_network_that_reads_places_is_refused_on_data_without_any(tmp_path):
         prepare_network(replace(plan, domains=unknown))
 
 
+GMOE = ["--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)"]
+
+
+@pytest.mark.parametrize("words", [["router=linear"], ["--router", "linear"], ["router=linear", "--router", "linear"]])
+def test_the_router_is_the_one_that_is_asked_for(words, tmp_path):
+    plan = plan_of(tmp_path, *GMOE, *words)
+    assert isinstance(prepare_network(plan).blocks[1].mlp.router, LinearRouter)
+    assert plan.folder.args["router"] == ("linear" if "--router" in words else None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "deit_tiny_patch16_224", *SMALL], "router='linear': deit_tiny_patch16_224 has no token-routed"),
+        (["--model", "hrnet_w18_small"], "router='linear': hrnet_w18_small has no token-routed"),
+        ([*MOGE, "--dataset", "geo_digits"], "router='linear': moge_tiny has no token-routed"),
+        ([*GMOE, "router=self"], "router='linear': --model-kwargs has router='self'; "),
+        ([*GMOE, "--router", "linaer"], r"router='linaer': did you mean linear\?$"),
+        ([*GMOE, "--router", "own"], "router='own': choose from cosine, linear, .* --import"),
+    ],
+)
+def test_routers_that_a_model_cannot_have_are_refused(words, message, tmp_path):
+    with pytest.raises(ArgumentError, match=f"^{message}[^\n]*$"):
+        prepare_network(plan_of(tmp_path, "--router", "linear", *words))
+
+
 @pytest.mark.parametrize(("mode", "tokens"), [("routed", 256), ("shared", 0)])
 def test_routed_experts_have_a_diversity_loss_where_they_compute(mode, tokens, tmp_path):
     network = prepare_network(plan_of(tmp_path, *MOGE, "--dataset", "geo_digits", "--expert-mode", mode))
@@ -129,7 +156,7 @@ def test_routers_that_learn_from_random_weights_are_warned_of(tmp_path, caplog):
         [*MOGE, "metadata_drop=0.0"],
         [*MOGE, "metadata_encoder=sincos"],
         [*MOGE, "--expert-mode", "shared"],
-        ["--model", "gmoe_tiny_patch16", *SMALL, "moe_layers=(1,)"],
+        GMOE,
     ):
         prepare_network(plan_of(tmp_path, *words, *data))
     assert "metadata_drop" not in caplog.text

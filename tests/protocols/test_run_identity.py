@@ -193,6 +193,7 @@ def test_values_that_mean_the_same_have_the_same_canonical_json(tmp_path, monkey
 
 TABLE, PAIRS = {"num_experts": 4.0, "moe_layers": (2, 3)}, [("moe_layers", [2, 3]), ("num_experts", 4)]
 ALIKE = [
+    ({"router": "self", "model_kwargs": {"depth": 3}}, {"model_kwargs": {"router": "self", "depth": 3}}),
     ({"hparams": {"mixup_alpha": 1.0}, "model_kwargs": TABLE}, {"hparams": {"mixup_alpha": 1}, "model_kwargs": PAIRS}),
     (
         {"lr": 1, "pretrained": 1, "initial_checkpoint": "./start.pt", "model": "local-dir:x/../a"},
@@ -224,6 +225,7 @@ METHODS = [  # local folders and files are named by the digest of their weights
     ({"averaging": "swad"}, "ERM, swad, gmoe"),
     ({"average_method": "diwa"}, "ERM, gmoe, diwa"),
     ({"model_kwargs": {"moe_layers": (1, 2), "depth": 3}}, 'ERM, gmoe, {"depth": 3.0, "moe_layers": [1.0, 2.0]}'),
+    ({"router": "self"}, 'ERM, gmoe, {"router": "self"}'),
     ({"model": "local-dir:/home/me/best"}, "ERM, weights ab12"),
     ({"model": "local-dir:a,b/best"}, "ERM, weights ab12"),
     ({"model_kwargs": {"backbone": "local-dir:/home/me/best"}}, 'ERM, gmoe, {"backbone": "weights ab12"}'),

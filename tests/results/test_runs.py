@@ -143,6 +143,8 @@ SPELLED = [  # settings of one effect
     ({"model_kwargs": {"moe_layers": [2, 3]}}, {"model_kwargs": {"moe_layers": (2, 3)}}),
     ({"model_kwargs": {"moe_layers": [8, 10]}}, {"model_kwargs": {"moe_layers": "last_two"}}),
     ({"class_balanced": True}, {"class_balanced": 1}),
+    ({"router": "linear", "model_kwargs": {}}, {"model_kwargs": {"router": "linear"}, "router": None}),
+    ({"router": "cosine"}, {}),
     ({"model_kwargs": {"num_experts": 6}}, {}),  # a default that is spelled out
     ({"lr": 5e-5, "filled_in": []}, {"lr": 5e-5, "filled_in": ["lr"]}),
     ({"num_classes": 7, "filled_in": []}, {"num_classes": 7, "filled_in": ["num_classes"]}),

@@ -46,6 +46,7 @@ from ..networks.build import (
 from ..networks.freeze import FREEZABLE, freeze_batch_norm, freeze_trunk
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata, unknown_metadata
 from ..protocols.options import RunOptions
+from ..protocols.run_identity import model_arguments
 from ..storage.run_folder import run_arguments
 from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
@@ -156,6 +157,9 @@ def prepare_network(plan: RunPlan) -> nn.Module:
     source = options.model if options.pretrained else ""
     names = () if options.head else saved_classes(source, options.initial_checkpoint)
     heads = saved_domains(plan)
+    other = options.model_kwargs.get("router", options.router)
+    if options.router not in (None, other):
+        raise ArgumentError.of("router", options.router, f"--model-kwargs has router={other!r}; give one of the two")
     network: Network = build_network(
         options.model,
         None if options.head or names else options.num_classes,
@@ -168,7 +172,7 @@ def prepare_network(plan: RunPlan) -> nn.Module:
         model_kwargs={
             **({"drop_rate": dropout} if dropout else {}),
             **({"metadata_columns": columns} if columns else {}),
-            **options.model_kwargs,
+            **model_arguments(vars(options)),
             **({"num_domains": len(heads)} if heads else {}),
         },
     )

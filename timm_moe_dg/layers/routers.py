@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from ..errors import RouterError, choices
+from ..errors import RouterError, choices, did_you_mean
 from .parameters import UpcastLinear, upcast
 from .router import Router, top_k_indices
 
@@ -229,7 +229,7 @@ def register_router(name: str) -> Callable[[RouterT], RouterT]:
 def build_router(name: str, router_kwargs: Mapping[str, object], **common: Any) -> Router:
     """Builds the router of a token-routed layer by name, from its own options and those that all routers have."""
     if name not in ROUTERS:
-        raise RouterError.of("router", name, choices(sorted(ROUTERS)))
+        raise RouterError.of("router", name, did_you_mean(name, ROUTERS) or choices(sorted(ROUTERS)))
     try:
         return ROUTERS[name](**common, **router_kwargs)
     except TypeError as error:

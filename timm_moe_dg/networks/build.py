@@ -394,6 +394,9 @@ def _not_taken(name: str, kwargs: Mapping[str, object], error: TypeError) -> Arg
     if isinstance(columns, Mapping) and "metadata_columns" in str(error):  # given by --metadata-columns
         remedy = f"{name} reads none; leave it out, or train a model that does, such as moge_tiny"
         return ArgumentError.of("metadata_columns", list(columns), remedy)
+    if "router" in kwargs and ("'router'" in str(error) or str(error).startswith("router=")):
+        remedy = f"{name} has no token-routed experts; leave it out, or train a model that has, such as gmoe"
+        return ArgumentError.of("router", kwargs["router"], remedy)
     # Options that the user did not type are of the model's config.json, so the message has to name the model.
     if isinstance(error, OptionError) and str(error).partition("=")[0] in kwargs:
         return error

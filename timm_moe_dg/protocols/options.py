@@ -153,6 +153,8 @@ class ModelOptions:
         help="keep the statistics of batch normalization fixed, as the papers do (default: on)")
     expert_mode: str = option("routed", choices=("routed", "shared"),
         help="MoGE: use all experts, or the shared one only (default: %(default)s)")
+    router: str | None = option(None, metavar="NAME",
+        help="router of the experts: cosine, linear, random, self, or your own by --import (default: the model's)")
     coverage_radius: float | str | None = option(None, type=kilometers_or_auto, metavar="KM|auto",
         help="MoGE: beyond this distance from the training locations, use the shared expert in evaluation; auto takes "
         "the distance from validation images (default: off)")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -93,6 +94,19 @@ def read_repeatable(path: str, argument: str) -> Arguments:
     return {name: value for name, value in table.items() if name not in left_out}
 
 
+def model_arguments(args: Arguments) -> dict[str, Any]:
+    """Returns the arguments of a run's network, with its `--router`."""
+    router = {"router": args["router"]} if args.get("router") else {}
+    return {**dict(args.get("model_kwargs") or {}), **router}
+
+
+def _by_option(args: Arguments) -> Arguments:
+    """Returns arguments under the names of options, which a router among `model_kwargs` has too."""
+    args = canonical_names(args)
+    kwargs: dict[str, Any] = dict(_table(args.get("model_kwargs")))  # type: ignore[call-overload]
+    return {**args, "router": kwargs.pop("router"), "model_kwargs": kwargs} if "router" in kwargs else args
+
+
 def settings(args: Arguments) -> dict[str, object]:
     """Returns the arguments that are the same for all seeds and held-out domains, with tables flattened.
 
@@ -103,7 +117,7 @@ def settings(args: Arguments) -> dict[str, object]:
     left_out = {*NO_EFFECT_ON_RESULTS, *options_with(IDENTITY)} - given
     left_out = left_out - {"epochs"} | {"steps"} if args.get("epochs") is not None else left_out
     flat: dict[str, object] = {}
-    for name, value in canonical_names(args).items():
+    for name, value in _by_option(args).items():
         if name not in left_out:
             value = _table(value) if name in ("hparams", "model_kwargs") else value
             flat |= value if isinstance(value, Mapping) else {name: value}
@@ -150,8 +164,8 @@ def changed_options(args: Arguments) -> dict[str, object]:
 
 def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
     """Compares options that a run would be started with to recorded ones, and returns a phrase for each difference."""
-    recorded = with_defaults(recorded)
-    planned = {**planned, **band_settings(planned.get("bands"), planned.get("in_chans"))}
+    recorded = with_defaults(_by_option(recorded))
+    planned = {**_by_option(planned), **band_settings(planned.get("bands"), planned.get("in_chans"))}
     has_epochs = planned.get("epochs") is not None  # from which the recorded steps follow
     ignored = NO_EFFECT_ON_RESULTS - {"epochs"} | {"steps"} if has_epochs else NO_EFFECT_ON_RESULTS
     filled = {name: value for name, value in benchmark_defaults(planned, benchmark).items() if planned[name] is None}
@@ -223,7 +237,7 @@ def method_of(args: Arguments) -> str:
     """
     names = ("algorithm", "averaging", "model", "average_method")
     texts = [str(_without_path(args[name], args)) for name in names if args.get(name)]
-    if options := dict(args.get("model_kwargs") or {}):
+    if options := model_arguments(args):
         texts.append(canonical_json({name: _without_path(value, args) for name, value in options.items()}))
     return ", ".join(texts)
 
@@ -236,7 +250,7 @@ def _without_path(value: object, args: Arguments) -> object:
 
 def check_unchanged(recorded: Arguments, given: Arguments) -> None:
     """Checks that a run is resumed with the arguments that it was started with, as far as they affect results."""
-    before, now = (dict(canonical_names(arguments)) for arguments in (recorded, given))
+    before, now = (dict(_by_option(arguments)) for arguments in (recorded, given))
     if before.get("weights_sha256") == now.get("weights_sha256") is not None:
         # The same file under another name
         for name in ("initial_checkpoint", "head"):
