@@ -14,8 +14,9 @@ LEVELS = {
     **dict.fromkeys(("storage", "results"), 5),
     **dict.fromkeys(("hub", "analysis"), 6),
     "finetuning": 7,  # draws the learning curves of a run
-    **dict.fromkeys(("inference", "comparisons"), 8),
-    "api": 9,
+    "comparisons": 8,
+    "inference": 9,  # shows the state of a sweep
+    "api": 10,
 }
 
 

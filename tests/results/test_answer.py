@@ -163,7 +163,7 @@ def test_scores_of_runs_have_the_names_of_rows_and_the_most_frequent_class() -> 
     scores = scores_of(empty_sites([0.9, 0.95], row="gmoe"))
     assert scores.groupby("row").accuracy.mean().to_dict() == pytest.approx({"gmoe": 0.925, ZERO: 0.835})
     others = [run for steps in (1, 2) for run in sweep({"vit": DENSE}, row="dense", steps=steps)]
-    assert set(scores_of(others).row) == {"ERM, vit, steps=1", "ERM, vit, steps=2"}
+    assert set(scores_of(others).row) == {"dense, steps=1", "dense, steps=2"}
     runs = [
         replace(run, records=[replace(r, metrics={"balanced_accuracy": (0.3,) * 2}) for r in run.records])
         for run in empty_sites([0.9] * 2)

@@ -24,7 +24,7 @@ from ..errors import ArgumentError
 from ..protocols.records import SplitName
 from .comparison import FORMATS, data_text, formatted, holm, sign_flip_p, smallest_p
 from .new_site import CONFIDENCE, LEVEL, above, observed_scores, percent, prediction_interval
-from .runs import FinishedRun, by_row
+from .runs import FinishedRun
 
 ZERO = "most_frequent"  # the row that answers with the most frequent class of the training images
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "equal in practice", "cannot tell"
@@ -59,12 +59,8 @@ def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd
 
     Runs count that were trained on the most domains. The most frequent class is the row `ZERO`.
     """
-    lines, observed = by_row(runs), observed_scores(runs, split)
-    names = pd.Series({row: run.args.get("row", str(row)) for row, run in zip(lines.row, lines.run, strict=True)})
-    names = names.where(
-        ~names.duplicated(keep=False), names.index.map(str)
-    )  # of two comparisons, such as on other data
-    scores = observed[observed.trained == observed.trained.max()].assign(row=lambda table: table.row.map(names))
+    observed = observed_scores(runs, split)
+    scores = observed[observed.trained == observed.trained.max()].assign(row=lambda table: table.row.map(str))
     if ZERO not in set(scores.row):
         zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()
         scores = pd.concat([scores, zeros.rename(columns={"zero": "accuracy"}).assign(row=ZERO)], ignore_index=True)
