@@ -7,6 +7,7 @@ import torch
 from timm.models import save_for_hf
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.models.cases import overlay
 
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 4}
 PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [float("nan"), 0.0]])
@@ -40,6 +41,9 @@ def test_it_starts_from_the_dense_weights_and_comes_back_from_its_own(tmp_path: 
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(again(images, PLACES), model(images, PLACES))
+    mixture = timm.create_model("gmoe", backbone="erm_le_tiny_patch16", **SIZES, **overlay(model.state_dict(), 4))
+    with torch.no_grad():
+        torch.testing.assert_close(mixture.eval()(images, PLACES), model(images, PLACES))
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from timm_moe_dg.errors import (
     OptionError,
     RouterError,
 )
+from timm_moe_dg.models.erm_le import classify_with_metadata
 from timm_moe_dg.models.gmoe import resolve_moe_layers
 from timm_moe_dg.models.text_head import use_text_head
 from timm_moe_dg.models.upcycling import upcycle_with_metadata
@@ -113,6 +114,8 @@ CLIP = "vit_base_patch16_clip_quickgelu_224"
         (on_backbone("moge", "eva02_tiny_patch14_224"), MoeLayersError, "model='eva02_tiny_patch14_224'"),
         (on_backbone("moge", "vit_small_patch16_18x2_224"), MoeLayersError, "model='vit_small_patch16_18x2_224'"),
         (on_backbone("moge", "vitamin_small_224"), RouterError, "mlp='GeGluMlp'"),
+        (on_backbone("erm_le", CLIP, moe_layers=[0]), OptionError, f"backbone='{CLIP}'"),
+        (on_backbone("erm_le", "convnext_tiny"), MoeLayersError, "model='convnext_tiny'"),
         (lambda: timm.create_model("gmoe.openai"), ArgumentError, "model='gmoe.openai'"),
         (lambda: timm_moe_dg.upcycle(VIT.mixture()), MoeLayersError, "model='gmoe'"),
         (lambda: timm_moe_dg.upcycle(VIT.dense(), topk=1), OptionError, "topk=1"),
@@ -125,11 +128,15 @@ def test_options(make: Callable[[], Any], error: type[MoeDgError], argument: str
 
 
 def test_a_network_that_would_not_hand_metadata_on_is_left_alone() -> None:
-    for backbone in ("convnext_tiny", "vitamin_small_224"):
+    for change, backbone, options in (
+        (upcycle_with_metadata, "convnext_tiny", {}),
+        (upcycle_with_metadata, "vitamin_small_224", {}),
+        (classify_with_metadata, "vitamin_small_224", {"metadata_encoder": "gps"}),
+    ):
         model = timm.create_model(backbone, device="meta")
         kinds = [type(module) for module in model.modules()]
         with pytest.raises(MoeDgError):
-            upcycle_with_metadata(model)
+            change(model, **options)
         assert [type(module) for module in model.modules()] == kinds
 
 
@@ -275,6 +282,7 @@ def test_checkpoints_of_mixtures_on_a_backbone() -> None:
     with pytest.raises(CheckpointError, match=r"missing from the checkpoint \(1\): blocks\.1\.norm1\.weight"):
         VIT.mixture(**rest, num_classes=9)
     sizes = {"backbone": CLIP, "img_size": 32, **DENSE}
-    rest = overlay(without(timm.create_model("moge", **sizes).state_dict(), "metadata_encoder."), num_classes=512)
-    with pytest.raises(CheckpointError, match=r"missing.*metadata_encoder"):
-        timm.create_model("moge", **sizes, **rest)
+    for name in ("moge", "erm_le"):
+        rest = overlay(without(timm.create_model(name, **sizes).state_dict(), "metadata_encoder."), num_classes=512)
+        with pytest.raises(CheckpointError, match=r"missing.*metadata_encoder"):
+            timm.create_model(name, **sizes, **rest)

@@ -10,7 +10,7 @@ from timm_moe_dg.models.gmoe import resolve_moe_layers
 MODULES = {
     "gmoe": {f"gmoe_{size}_patch16" for size in ("tiny", "small", "base")} | {"sfmoe_small", "hybrid_sfmoe_r26_s16"},
     "moge": {"moge_tiny", "moge_small_patch32_384"},
-    "backbone": {"gmoe", "moge", "text_classifier"},
+    "backbone": {"gmoe", "moge", "erm_le", "text_classifier"},
 }
 
 

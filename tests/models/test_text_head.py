@@ -27,6 +27,7 @@ FORMS = {
     "SigLIP": ({"model_name": "vit_base_patch16_siglip_224"}, 32, "text_classifier"),
     "GMoE on CLIP": ({"model_name": "gmoe", "backbone": CLIP, "num_experts": 3}, WIDTH, "gmoe"),
     "MoGE on CLIP": ({"model_name": "moge", "backbone": CLIP}, WIDTH, "moge"),
+    "ERM+LE on CLIP": ({"model_name": "erm_le", "backbone": CLIP}, WIDTH, "erm_le"),
     "GMoE": ({"model_name": "gmoe_tiny_patch16", "num_experts": 3, "num_classes": 0}, 32, "text_classifier"),
 }
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -22,6 +22,7 @@ from tests.models.backbones import BACKBONES, Backbone
 from tests.models.cases import mixture_layers, overlay, randomize
 from timm_moe_dg.errors import MoeLayersError, RouterError
 from timm_moe_dg.models import upcycling
+from timm_moe_dg.models.erm_le import classify_with_metadata
 from timm_moe_dg.models.moge import GeoMoeVisionTransformer
 from timm_moe_dg.models.upcycling import find_feed_forwards, upcycle_with_metadata
 
@@ -336,6 +337,28 @@ def test_a_network_with_metadata_is_trained_and_comes_back_from_its_folder_alone
     with torch.no_grad():
         for twin in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(twin(images, PLACES), model(images, PLACES))
+
+
+@torch.no_grad()
+def test_a_classifier_with_metadata_takes_the_dense_features_and_comes_back_from_its_folder_alone(name, tmp_path):
+    dense, images = randomize(timm.create_model(name, num_classes=4, **PLAIN[name]), std=0.02).eval(), images_for(name)
+    features = dense.forward_head(dense.forward_features(images), pre_logits=True)
+    weights, context = copy.deepcopy(dense.state_dict()), torch.zeros(3, 256)
+    built = timm.create_model("erm_le", backbone=name, **PLAIN[name], **overlay(weights, num_classes=4)).eval()
+    for model in (built, classify_with_metadata(dense)):
+        assert not any(module.training for module in model.modules())
+        context[KNOWN] = model.metadata_encoder.encoder(PLACES[KNOWN])
+        hidden = nn.functional.gelu(model.fuse(torch.cat([features, context], dim=1)))
+        expected = nn.functional.linear(hidden, weights["head.weight"], weights["head.bias"])
+        torch.testing.assert_close(model(images, PLACES), expected, rtol=0, atol=1e-5)
+    again = loaded(built, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architecture"] == "erm_le"
+    own = overlay(built.state_dict(), num_classes=4)
+    given = timm.create_model("erm_le", backbone=name, **PLAIN[name], **own).eval()
+    for twin in (again, given, copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
+        assert torch.equal(twin(images, PLACES), built(images, PLACES))
+    others = timm.create_model("erm_le", backbone=name, **PLAIN[name], **own, num_classes=7)
+    assert torch.equal(others.fuse.weight, built.fuse.weight)
 
 
 @torch.no_grad()

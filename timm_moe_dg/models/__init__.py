@@ -2,7 +2,7 @@
 
 from . import backbone
 from .d3g import DomainHeadsVisionTransformer, d3g_tiny_patch16
-from .erm_le import LocationVisionTransformer, erm_le_tiny_patch16
+from .erm_le import LocationVisionTransformer, classify_with_metadata, erm_le_tiny_patch16
 from .gmoe import (
     MoeVisionTransformer,
     gmoe_base_patch16,
@@ -24,6 +24,7 @@ __all__ = [
     "MetadataRoutingOptions",
     "MoeVisionTransformer",
     "backbone",
+    "classify_with_metadata",
     "d3g_tiny_patch16",
     "erm_le_tiny_patch16",
     "gmoe_base_patch16",

@@ -1,8 +1,8 @@
-"""Changed timm networks: `create_model("gmoe", backbone=...)`, `"moge"` and `"text_classifier"`.
+"""Changed timm networks: `create_model("gmoe", backbone=...)`, `"moge"`, `"erm_le"`, `"text_classifier"`.
 
 timm builds and loads the dense network with that family's filter, position resampling, channels and classifier. Then
-the network is upcycled, or gets a text head, or both. Checkpoints of changed networks are loaded in the same two steps:
-the dense part, then the mixtures and the text head.
+the network is upcycled, or its classifier reads metadata, and it may get a text head. Checkpoints of changed networks
+are loaded in the same two steps: the dense part, then what was added.
 """
 
 import warnings
@@ -26,12 +26,12 @@ from ..errors import ArgumentError, CheckpointError, OptionError, check_name, di
 from ..layers.compat import load_state_dict_from_path
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.encoders.pretrained import check_weights
-from ..layers.mixture_options import option_names
+from ..layers.mixture_options import GeoMixtureOptions, MixtureOptions, option_names
 from ..layers.moe_mlp import RoutedMlp
 from ..layers.text_head import TextHead, layer_names
 from .building import deit_cfg, start_router_state
-from .gmoe import MoeVisionTransformer
-from .moge import GeoMoeVisionTransformer
+from .erm_le import classify_with_metadata
+from .metadata_options import MetadataOptions, MetadataRoutingOptions
 from .text_head import put_text_head
 from .upcycling import upcycle, upcycle_with_metadata
 
@@ -43,7 +43,7 @@ _SAVED = ("local-dir", "hf-hub")  # sources with a config.json that names the mi
 
 # Of the default backbone. Every other one has its own.
 default_cfgs = generate_default_cfgs(
-    {f"{name}.{DEFAULT_TAG}": deit_cfg("small") for name in ("gmoe", "moge", "text_classifier")}
+    {f"{name}.{DEFAULT_TAG}": deit_cfg("small") for name in ("gmoe", "moge", "erm_le", "text_classifier")}
 )
 
 
@@ -52,12 +52,7 @@ class Mixture(NamedTuple):
 
     name: str  # registered
     change: Callable[..., nn.Module]  # changes a built network in place
-    option_classes: tuple[type, ...]  # dataclasses of the options that `change` takes besides `moe_layers`
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of the options that `change` takes."""
-        return ("moe_layers", *option_names(*self.option_classes)) if self.option_classes else ()
+    options: tuple[str, ...]  # names of those that `change` takes
 
 
 class Source(NamedTuple):
@@ -73,10 +68,11 @@ class Source(NamedTuple):
         """Names of the mixture layers in the weights."""
         return {key.partition(".experts.")[0] for key in self.weights or () if ".experts.fc1." in key}
 
-    @property
-    def is_changed(self) -> bool:
+    def is_changed(self, kind: Mixture) -> bool:
         """Whether the weights are those of a changed network."""
-        return bool(self.mixtures or (self.weights and self.text_head))
+        # `gmoe` on erm_le_tiny_patch16 has a dense backbone with this layer
+        located = kind.name == "erm_le" and "fuse.weight" in (self.weights or ())
+        return bool(self.mixtures or located or (self.weights and self.text_head))
 
 
 def create_on_backbone(
@@ -148,7 +144,7 @@ def _build(
     """Builds the dense network with its weights, changes it, and loads the weights of the changed parts."""
     cfg, overlay = source.cfg, dict(source.overlay)
     if source.weights is not None:
-        dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.is_changed else source.weights
+        dense = _dense_part(kind, backbone, source, mixture, kwargs) if source.is_changed(kind) else source.weights
         overlay |= {"state_dict": dense, "source": ""}
     text_head = source.text_head
     if text_head:
@@ -169,7 +165,7 @@ def _build(
     model.pretrained_cfg.pop("state_dict", None)
     if text_head:
         put_text_head(model, TextHead(**text_head))
-    if source.is_changed:
+    if source.is_changed(kind):
         _load_changed(model, source)
     check_weights(model)
     return model
@@ -183,7 +179,7 @@ def _create(kind: Mixture, backbone: str, **options: Any) -> Any:
         if "argument" not in str(error):
             raise
         question = did_you_mean(str(error).rpartition(" ")[2].strip("'"), kind.options)
-        remedy = f"{question} the mixture's own options are {', '.join(kind.options)}".lstrip()
+        remedy = f"{question} the options of {kind.name} are {', '.join(kind.options)}".lstrip()
         raise OptionError.of("backbone", backbone, f"does not take it ({error}); {remedy}") from error
 
 
@@ -224,10 +220,10 @@ def _dense_part(kind: Mixture, backbone: str, source: Source, mixture: Keywords,
 
 
 def _load_changed(model: nn.Module, source: Source) -> None:
-    """Loads the weights of every mixture layer, of the metadata encoder and of a text head."""
+    """Loads the weights of every mixture layer, of what reads metadata and of a text head."""
     assert source.weights is not None
     for name, layer in model.named_modules():
-        if isinstance(layer, RoutedMlp | MetadataEncoder | TextHead):
+        if isinstance(layer, RoutedMlp | MetadataEncoder | TextHead) or name == "fuse":
             names = {key: f"{name}.{key}" for key in layer.state_dict() if f"{name}.{key}" in source.weights}
             try:
                 layer.load_state_dict({key: source.weights[names[key]] for key in names})
@@ -242,7 +238,7 @@ def gmoe(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
     Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.upcycle`, and the backbone's own.
     """
-    mixture = Mixture("gmoe", upcycle, MoeVisionTransformer.option_classes)
+    mixture = Mixture("gmoe", upcycle, ("moe_layers", *option_names(MixtureOptions)))
     return create_on_backbone(mixture, pretrained, **kwargs)
 
 
@@ -253,7 +249,18 @@ def moge(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.upcycle_with_metadata`, and
     the backbone's own.
     """
-    mixture = Mixture("moge", upcycle_with_metadata, GeoMoeVisionTransformer.option_classes)
+    options = ("moe_layers", *option_names(GeoMixtureOptions, MetadataRoutingOptions))
+    return create_on_backbone(Mixture("moge", upcycle_with_metadata, options), pretrained, **kwargs)
+
+
+@register_model
+def erm_le(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ERM+LE, the baseline of MoGE without experts, on any of timm's plain vision transformers.
+
+    Options are `backbone='vit_base_patch16_clip_224.openai'`, those of `timm_moe_dg.models.classify_with_metadata`, and
+    the backbone's own.
+    """
+    mixture = Mixture("erm_le", classify_with_metadata, option_names(MetadataOptions))
     return create_on_backbone(mixture, pretrained, **kwargs)
 
 

@@ -10,10 +10,11 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ..layers.mixture_options import take_options
+from ..layers.mixture_options import build_options, take_options
 from .building import check_complete, create_moe_vit, deit_cfg, fit_dense
 from .gmoe import check_vit_options
 from .metadata_options import MetadataOptions
+from .upcycling import check_plain, record_change
 
 default_cfgs = generate_default_cfgs({"erm_le_tiny_patch16.deit_in1k": deit_cfg("tiny")})
 
@@ -35,10 +36,14 @@ class LocationVisionTransformer(VisionTransformer):
         options = take_options(MetadataOptions, kwargs)
         check_vit_options(type(self), kwargs)
         super().__init__(*args, **kwargs)
-        device, dtype = kwargs.get("device"), kwargs.get("dtype")
-        encoder = options.build_encoder(device, dtype)
-        features = self.num_features
-        self.fuse: nn.Linear | None = nn.Linear(features + encoder.out_features, features, device=device, dtype=dtype)
+        self.add_encoder(options)
+
+    def add_encoder(self, options: MetadataOptions) -> None:
+        """Adds the metadata encoder, and the layer that joins its embeddings with the features."""
+        features, weight = self.num_features, next(self.parameters())
+        encoder = options.build_encoder(weight.device, weight.dtype)
+        sizes = (features + encoder.out_features, features)
+        self.fuse: nn.Linear | None = nn.Linear(*sizes, device=weight.device, dtype=weight.dtype)
         self.fuse_act = nn.GELU()
         self.metadata_encoder = encoder
 
@@ -71,6 +76,30 @@ class LocationVisionTransformer(VisionTransformer):
             self.fuse = None
             self.metadata_encoder.encoder = nn.Identity()
         return remaining
+
+
+def classify_with_metadata(model: nn.Module, **metadata: Any) -> LocationVisionTransformer:
+    """Makes a vision transformer concatenate a location encoding to its features, before a two-layer classifier.
+
+    The encoder and the first of the two layers start at random. Saved by timm, the network is loaded again as model
+    'erm_le'.
+
+    Args:
+        model: Of timm's class VisionTransformer, exactly, with blocks of its class Block. It is changed in place,
+            returned, and takes images and metadata from then on.
+        **metadata: Options of `timm_moe_dg.models.MetadataOptions`.
+
+    >>> model = timm_moe_dg.models.classify_with_metadata(timm.create_model("vit_tiny_patch16_224"))
+    >>> model(torch.randn(2, 3, 224, 224), torch.tensor([[13.4, 52.5], [-58.4, -34.6]])).shape
+    torch.Size([2, 1000])
+    """
+    network: Any = check_plain(model)
+    options = build_options(MetadataOptions, metadata, "classify_with_metadata")
+    LocationVisionTransformer.add_encoder(network, options)
+    network.__class__ = LocationVisionTransformer
+    network.train(network.training)  # new modules, or the encoder would drop metadata in evaluation
+    record_change(network, "erm_le", vars(options))
+    return network
 
 
 def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) -> dict[str, Tensor]:

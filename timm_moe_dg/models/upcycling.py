@@ -158,7 +158,7 @@ def upcycle_with_metadata(
     >>> model(torch.randn(2, 3, 224, 224), torch.tensor([[13.4, 52.5], [-58.4, -34.6]])).shape
     torch.Size([2, 1000])
     """
-    network: Any = _checked(model)
+    network: Any = check_plain(model)
     layers = resolve_moe_layers(moe_layers, len(network.blocks))
     metadata = take_options(MetadataRoutingOptions, mixture)
     options = build_options(GeoMixtureOptions, mixture, "upcycle_with_metadata")
@@ -177,8 +177,7 @@ def upcycle_with_metadata(
     network.route_by(encoder, metadata.coverage_points, metadata.coverage_radius)
     for part in (network.blocks, encoder):  # new modules, or an encoder would drop metadata in evaluation
         part.train(network.training)
-    recorded = {name: value for name, value in vars(metadata).items() if not isinstance(value, nn.Module)}
-    record_change(network, "moge", {"moe_layers": list(layers), **vars(options), **recorded})
+    record_change(network, "moge", {"moe_layers": list(layers), **vars(options), **vars(metadata)})
     return network
 
 
@@ -243,7 +242,8 @@ def _difference_to_experts(dense: nn.Module, num_tokens: int = 6) -> float:
 def record_change(model: Any, name: str | None, options: dict[str, Any]) -> None:
     """Gives a changed network its `no_weight_decay`, and records what builds it again: a model's name and options.
 
-    A network that was changed before keeps its backbone and its earlier options, and without a name also its name.
+    Options that are modules are left out. A network that was changed before keeps its backbone and its earlier options,
+    and without a name also its name.
     """
     model.no_weight_decay = functools.partial(_no_weight_decay, model)
     cfg = getattr(model, "pretrained_cfg", None)
@@ -251,7 +251,8 @@ def record_change(model: Any, name: str | None, options: dict[str, Any]) -> None
         return
     backbone = ".".join(filter(None, (cfg["architecture"], cfg.get("tag"))))
     model.pretrained_cfg = model.default_cfg = {**cfg, "architecture": name or cfg["architecture"]}
-    model.mixture_args = {"backbone": backbone, **getattr(model, "mixture_args", {}), **options}
+    recorded = {key: value for key, value in options.items() if not isinstance(value, nn.Module)}
+    model.mixture_args = {"backbone": backbone, **getattr(model, "mixture_args", {}), **recorded}
     update_model_args(model, **model.mixture_args)
     model.register_state_dict_pre_hook(_record_resolved)
 
@@ -275,16 +276,15 @@ def name_of(model: nn.Module) -> str:
     return cfg.get("architecture", type(model).__name__)
 
 
-def _checked(model: nn.Module) -> nn.Module:
-    """Refuses a network whose forward is not exactly the one that `GeoMoeVisionTransformer` replaces."""
+def check_plain(model: nn.Module) -> nn.Module:
+    """Refuses a network whose forward is not exactly the one that networks with metadata replace."""
     blocks = sorted({type(block).__name__ for block in getattr(model, "blocks", ()) if type(block) is not Block})
     if type(model) is VisionTransformer and not blocks:
         return model
     is_plain = type(model) is VisionTransformer
     what = f"has blocks of class {', '.join(blocks)}" if is_plain else f"is of class {type(model).__name__}"
     remedy = (
-        f"{what}, which would not hand metadata on to its feed-forwards; choose a network of timm's class "
-        "VisionTransformer with plain blocks, such as deit_small_patch16_224 or vit_base_patch16_clip_224, or route by "
-        "tokens, with model 'gmoe'"
+        f"{what}, which would not hand metadata on; choose a network of timm's class VisionTransformer with plain "
+        "blocks, such as deit_small_patch16_224 or vit_base_patch16_clip_224, or model 'gmoe', which needs no metadata"
     )
     raise MoeLayersError.of("model", name_of(model), remedy)

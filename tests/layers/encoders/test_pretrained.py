@@ -30,6 +30,7 @@ NETWORKS = {
     "moge_tiny": SIZES,
     "erm_le_tiny_patch16": SIZES,
     "moge": {**SIZES, "backbone": "vit_tiny_patch16_224"},
+    "erm_le": {**SIZES, "backbone": "vit_tiny_patch16_224"},
 }
 PLACES = torch.tensor([[13.4, 52.5], [-58.4, -34.6], [180.0, 90.0], [math.nan, 1.0]])  # Berlin, Buenos Aires
 
@@ -156,7 +157,7 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return before
 
 
-@pytest.mark.parametrize(("name", "frozen"), [("moge_tiny", True), ("erm_le_tiny_patch16", False), ("moge", False)])
+@pytest.mark.parametrize(("name", "frozen"), zip(NETWORKS, (True, False, False, True), strict=True))
 def test_a_network_trains_around_it_or_with_it_and_is_loaded_without_the_package(
     name: str, frozen: bool, package: Callable[[], None], tmp_path: Path
 ) -> None:
