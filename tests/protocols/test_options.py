@@ -44,6 +44,10 @@ def test_values_are_checked_by_the_parser_or_where_they_are_used(capsys, tmp_pat
     with pytest.raises(SystemExit):
         parse("--sched", "unheard of")
     assert capsys.readouterr().err.startswith("finetune.py: error: sched='unheard of': choose from cosine")
+    for part in ("trunk:0", "trunk:x", "stem"):
+        with pytest.raises(SystemExit):
+            parse("--freeze", part)
+        assert f"freeze='{part}': is none of backbone, classifier" in capsys.readouterr().err
     (tmp_path / "run.yaml").write_text("steps: 1.5")
     with pytest.raises(ArgumentError, match=r"run\.yaml': steps=1\.5: must be a whole number"):
         parse("-c", str(tmp_path / "run.yaml"))

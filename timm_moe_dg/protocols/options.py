@@ -142,10 +142,10 @@ class ModelOptions:
         help="side of the input image (default: the data set's, else the model's)")
     drop_path: float | None = option(None, type=fraction, metavar="RATE",
         help="rate of stochastic depth (default: 0.1, for ResNets 0)")
-    freeze: str | None = option(None, type=frozen_part, metavar="PART",
+    freeze: str | None = option(None, type=frozen_part, metavar=f"{{{','.join(FREEZABLE)},trunk}}",
         shorthand=("--train-routers-only", "all-but-routers"),
-        help=f"part to keep fixed, of {', '.join(FREEZABLE)}, trunk and trunk:N; backbone trains a new classifier only, "
-        "trunk the blocks from the first mixture or from N on (default: nothing)")
+        help="part to keep fixed; backbone trains a new classifier only, trunk the blocks from the first mixture on, "
+        "trunk:N those from block N on (default: nothing)")
     cache_trunk: str | None = option(None, nargs="?", const="float16", choices=("float16", "float32"),
         help="with --freeze trunk or backbone: compute outputs of the frozen blocks once for all images, without "
         "augmentation, and keep them in OUTPUT/trunk-cache (default: off; without a value float16)")
