@@ -92,7 +92,7 @@ def _is_intact(path: Path, size: int) -> bool:
     if not path.is_file() or path.stat().st_size != size + DIGEST:
         return False
     content = np.memmap(path, np.uint8, "r")
-    return hashlib.sha256(content[:size]).digest() == content[size:].tobytes()
+    return hashlib.sha256(memoryview(content)[:size]).digest() == content[size:].tobytes()
 
 
 def _skip(tokens: Tensor, *_: object, **__: object) -> Tensor:
@@ -147,6 +147,6 @@ def _compute(trunk: Network, plan: RunPlan, config: DataConfig, path: Path, size
             if not np.isfinite(tokens).all():
                 remedy = "outputs of the frozen blocks exceed this type; give --cache-trunk float32"
                 raise ArgumentError.of("cache_trunk", options.cache_trunk, remedy)
-            digest.update(tokens)
-            file.write(tokens.tobytes())
+            digest.update(content := tokens.tobytes())
+            file.write(content)
         file.write(digest.digest())
