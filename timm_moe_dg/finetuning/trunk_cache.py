@@ -92,7 +92,7 @@ def _is_intact(path: Path, size: int) -> bool:
     if not path.is_file() or path.stat().st_size != size + DIGEST:
         return False
     content = np.memmap(path, np.uint8, "r")
-    return hashlib.sha256(memoryview(content)[:size]).digest() == content[size:].tobytes()
+    return hashlib.sha256(content[:size].data).digest() == content[size:].tobytes()
 
 
 def _skip(tokens: Tensor, *_: object, **__: object) -> Tensor:
