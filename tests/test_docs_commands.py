@@ -21,6 +21,7 @@ import timm_moe_dg
 from tests.hub_server import fill_cache
 from tests.load_tool import TOOLS, load_tool
 from timm_moe_dg.__main__ import COMMANDS
+from timm_moe_dg.cli.arguments import checked
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -80,6 +81,12 @@ def mentioned(page: Path) -> list[tuple[str, list[str]] | None]:
     return [split_at_tool(words) for words in inline_commands(page.read_text())]
 
 
+def check(parser, words):
+    """Checks names and values of a command's options; the files that it names may be the reader's."""
+    args = vars(parser.parse_args(words))
+    checked(parser.options, {name: value for name, value in args.items() if name in parser.options}, "a page")
+
+
 @pytest.mark.parametrize("page", [*PAGES, *sorted(TOOLS.glob("*.py"))], ids=lambda page: page.name)
 def test_every_command_of_a_tool_is_one_that_it_takes(page):
     for tool, arguments in filter(None, map(split_at_tool, commands(page))):
@@ -92,8 +99,8 @@ def test_every_command_of_a_tool_is_one_that_it_takes(page):
         if "--help" in arguments:
             continue
         command = load_tool(tool).EVERYTHING if tool == "visualize" and "/" in arguments[0] else None
-        parser.parse_args([*([command] if command else []), *arguments[:cut]])
-        load_tool("finetune").build_parser().parse_args(arguments[cut + 1 :])
+        check(parser, [*([command] if command else []), *arguments[:cut]])
+        check(load_tool("finetune").build_parser(), arguments[cut + 1 :])
 
 
 def test_every_extra_that_a_page_installs_exists():

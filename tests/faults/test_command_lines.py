@@ -38,14 +38,18 @@ ROWS = [
     (
         "predict",
         "--model local-dir:{best} {data} -j -1",
-        r"-j/--workers: '-1' is not a whole number from 0 to 2147483647",
+        r"workers='-1': is not a whole number from 0 to 2147483647",
     ),
-    ("predict", "--model local-dir:{best} {data} --device tpu9", r"'tpu9' is not a device that torch can use here"),
+    (
+        "predict",
+        "--model local-dir:{best} {data} --device tpu9",
+        r"device='tpu9': is not a device that torch can use here",
+    ),
     ("predict", "--model local-dir:{best} {data} --output out", r"output=.out.: holds kept, and no _job.json"),
     ("predict", "--model local-dir:{best} {data} --output new --force", r"force=True: parts are never replaced"),
     ("predict", "--model local-dir:{best} {data} --shard 1/2", r"output=None: one process writes a table; several"),
     ("predict", "--model local-dir:{best} {file}/x.csv", r"no such file, or no image below or matching it"),
-    ("finetune", "--seed 4294967296", r"--seed: '4294967296' is not a whole number from 0 to 4294967295"),
+    ("finetune", "--seed 4294967296", r"seed='4294967296': is not a whole number from 0 to 4294967295"),
     ("finetune", "--dataset folder --data-dir {data} --model gmoe_tiny_patch16 --img-size 1", r"img_size=1: .*give 16"),
     ("finetune", "--model a/b", r"model='a/b': Model name 'a/b' has no source prefix"),
     ("finetune", "-c {file}", r"config='.*': cannot be read as YAML \('utf-8' codec can't decode byte"),
@@ -53,11 +57,7 @@ ROWS = [
     ("report", 256 * "x", r"File name too long: "),
     ("sweep", "-c {file} --dry-run", r"config='.*': cannot be read as YAML"),
     ("sweep", "--datasets folder --data-dir {data} --output {file}", r"output='.*': is a file; give the folder of all"),
-    (
-        "sweep",
-        "--datasets rotated_digits --models {{1,2}} --dry-run",
-        r"models=\{1, 2\}: is neither a name nor a table",
-    ),
+    ("sweep", "--datasets rotated_digits --rows {file} --dry-run", r"rows='.*': cannot be read as YAML"),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.hub.published import card_of_run, config_of, invented_records, write_run
 from tests.load_tool import load_tool
+from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.hub.folder import fill_from_run, origin_of_run, training_command, without_local_paths
 from timm_moe_dg.protocols.options import NO_EFFECT_ON_RESULTS
 
@@ -15,14 +16,14 @@ def test_the_command_gives_every_option_of_the_run_back():
     parser = load_tool("finetune").build_parser()
     words = ["--dataset", "folder", "--data-dir", "/home/me/my images", "--test-domains", "1", "2", "--pretrained"]
     words += ["--model-kwargs", "num_experts=4", "moe_layers=(8,10)", "router=linear", "--hparams", '{"lr": 0.1}']
-    args = vars(parser.parse_args([*words, "--drop-path", "0.2", "--seed", "3"]))
+    args = vars(parse_arguments(parser, [*words, "--drop-path", "0.2", "--seed", "3"]))
     args["model_kwargs"] = dict(args["model_kwargs"])
     command = training_command(json.loads(json.dumps({**args, "test_envs": [1, 2]})))
     assert max(map(len, command.splitlines())) < 160
     echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
     shell = command.replace("accelerate launch -m timm_moe_dg finetune", f"python3 -c '{echo}'", 1)
     words = json.loads(subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout)
-    again = vars(parser.parse_args(words))
+    again = vars(parse_arguments(parser, words))
     again["model_kwargs"] = dict(again["model_kwargs"])
     assert again.pop("model_kwargs") == {"num_experts": 4, "moe_layers": [8, 10], "router": "linear"}
     expected = {name: value for name, value in args.items() if name not in NO_EFFECT_ON_RESULTS} | {"data_dir": "DATA"}

@@ -111,7 +111,7 @@ def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
     ]
     table[0] |= {"lon": None, "lat": None}
     pd.DataFrame(table).to_csv(photos / "metadata.csv", index=False, na_rep="nan")
-    rows = ["--dataset", "place_folder", "--rows", "most_frequent", "places", "dense"]
+    rows = ["--dataset", "place_folder", "--rows", "most_frequent", "places", "dense", "erm_le"]
     answered = json.loads(compare(*rows, "--format", "json"))
     accuracy = {row["name"]: row["accuracy"] for row in answered["rows"]}
     assert accuracy["most_frequent"] == {"a": 50, "b": 50, "c": 50}

@@ -41,6 +41,7 @@ from ..protocols.planner import PlannedRun, Row, Sweep, describe_plan, plan_runs
 from ..protocols.run_identity import default_network
 from ..results.answer import Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
+from ..storage.run_folder import DONE
 from .sweep import FINETUNE, ComparisonOptions, LaunchOptions, duration, launch, make_job, slots, with_chosen_rates
 from .zeros import NO_MODEL, ZEROS, has_coordinates, write_zero
 
@@ -107,8 +108,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     for line in [*remarks(domains), *((_TRUNK.format(for_all["freeze"]),) if "freeze" in for_all else ())]:
         show_line(line)
     runs = plan_runs(plan)
-    jobs = [make_job(options, options.output, run, imports) for run in runs]
-    left = [run for run, job in zip(runs, jobs, strict=True) if not job.is_finished]
+    left = [run for run in runs if not Path(options.output, run.name, DONE).exists()]
     if left and not options.status:
         show_line(estimate(options, left))
     if options.dry_run:
@@ -126,7 +126,8 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     order = [*zeros, *(row.name for row in trained)]
     scores = scores_of(finished)
     scores = scores.sort_values("row", key=lambda column: column.map(order.index), kind="stable")
-    found = answer(scores, {run.row_name: cost(run) for run in finished}, equal_within=options.equal_within / 100)
+    costs = {name: cost(run) for name, run in {run.row_name: run for run in finished}.items()}
+    found = answer(scores, costs, equal_within=options.equal_within / 100)
     if options.plot:
         plot_answer(found, scores, Path(options.plot))
     facts = {"dataset": options.dataset, "domains": list(found.domains), "trial_seeds": list(options.trial_seeds)}
@@ -204,6 +205,8 @@ def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
         of_row = list(members)
         values = RunOptions(**{**of_row[0].options, "output": options.output, "experiment": ".estimate"})
         with logging_disabled(logging.WARNING):  # the runs repeat all messages
+            if values.cache_trunk:
+                measure(values)  # fills the cache, so that no run waits for it
             seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
     parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
     text = f"about {duration(sum(seconds.values()))}: {parts}"

@@ -232,8 +232,9 @@ def run_locally(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) 
     failed, begun = [], time.monotonic()
     for number, (job, status, seconds) in enumerate(run_jobs(jobs, environments), start=1):
         state = job.state() + (" already, left alone" if status is None else "")
-        left = duration((time.monotonic() - begun) / number * (len(jobs) - number))
-        show_line(f"[{number}/{len(jobs)}] {state} {job.name} ({seconds:.0f} s, {left} left)")
+        rest = duration((time.monotonic() - begun) / number * (len(jobs) - number))
+        left = f", {rest} left" if number < len(jobs) else ""
+        show_line(f"[{number}/{len(jobs)}] {state} {job.name} ({seconds:.0f} s{left})")
         if status is not None and state != "finished":
             failed.append(job)
             show_line(f"  exit status {status}; the end of {job.log}:\n{tail(job.log)}")

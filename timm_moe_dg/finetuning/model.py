@@ -82,10 +82,10 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     """Builds the network and everything that trains it, on the run's device. Set the run's seed before."""
     options = plan.options
     network = prepare_network(plan)
+    cover_training_coordinates(network, plan)
     config = data_config(network, options.img_size, *mean_and_std(plan, network))
     # Copies of the network, as averages are, start above the trunk too
     tokens = cache_trunk(network, plan, config, accelerator.device) if options.cache_trunk else None
-    cover_training_coordinates(network, plan)
     if not is_sharded():  # or a network larger than the device would be on it as a whole
         network = network.to(accelerator.device)
     # The average copies the network, which must not have the algorithm's hooks yet
