@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from timm_moe_dg.analysis.plots import plot_ablation, plot_accuracies
+from timm_moe_dg.analysis.plots import plot_accuracies
 from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
@@ -61,8 +61,6 @@ def build_parser() -> ToolParser:
     add("--groups", action="store_true", help="add a column for every group, for data with its own test domains")
     add("--papers", action="store_true", help="set the papers' figures beside the columns, for runs of their recipes")
     add("--plot", type=Path, metavar="PNG", help="draw the tables as bars with standard errors (needs matplotlib)")
-    ablation = "draw a column of the first table against a setting that differs between its rows, such as top_k"
-    add("--ablation", nargs=3, metavar=("SETTING", "COLUMN", "PNG"), help=ablation)
     return parser
 
 
@@ -131,9 +129,6 @@ def main(argv: Sequence[str]) -> None:
     print_tables(args, tables)
     without = rows_without_figures(tables) if args.papers else ()
     note(f"papers: {row}: no recipe has its settings, so no figure stands beside it" for row in without)
-    if args.ablation:
-        setting, column, path = args.ablation
-        plot_ablation(tables[0], setting, column, Path(path))
     if args.plot:
         plot_accuracies(tables, args.plot)
 

@@ -54,7 +54,7 @@ def test_runs_that_are_not_there_are_refused(tmp_path):
 def test_an_average_of_runs_is_not_resumed(tmp_path):
     run = begun(tmp_path, "soup", 10, done=True)
     (run / "args.yaml").write_text("average_method: uniform\naverage_sha256: [a]\n")
-    with pytest.raises(ArgumentError, match="average_method='uniform': finetune.py has no such option"):
+    with pytest.raises(ArgumentError, match=r"average_method='uniform': finetune\.py has no such option"):
         parse_resumable(run_parser(), ["--resume", str(run), "--steps", "9"])
 
 

@@ -10,8 +10,6 @@ from PIL import Image
 from tests.invented import invented_records, write_run, write_sweep
 from tests.load_tool import load_tool
 from tests.results.cells import cells_of
-from timm_moe_dg.analysis.plots import ablation_lines, plot_ablation
-from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
 
@@ -103,35 +101,6 @@ def test_pictures(folder, shown, tmp_path):
     assert len(single.convert("RGB").getcolors(1 << 24)) > 10
 
 
-DENSE = [{"shared_expert": False, **({"top_k": k} if k else {})} for k in (5, None, 1)]
-ABLATIONS = [  # MoGE's Figure 2, b and c, whose paper has six experts and top-3, lists of blocks, and a loss
-    (
-        "num_experts",
-        [{"supcon_coef": 0.0}, {}, *({"model_kwargs": {"num_experts": n}} for n in (9, 3, 12))],
-        [3, 6, 9, 12],
-    ),
-    ("top_k", [{"model_kwargs": kwargs} for kwargs in [{}, *DENSE]], [1, 3, 5]),
-    (
-        "moe_layers",
-        [{"model_kwargs": {"moe_layers": layers}} for layers in ([2, 3], "every_two", [8, 10])],
-        [(2, 3), (8, 10), "every_two"],
-    ),
-    ("supcon_coef", [{}, {"supcon_coef": 1.0}, {"supcon_coef": 0.0}], [0.0, 0.1, 1.0]),
-]
-
-
-@pytest.mark.parametrize(("setting", "variants", "values"), ABLATIONS)
-def test_an_ablation_shows_the_default_that_a_run_does_not_spell_out(setting, variants, values, tmp_path):
-    for number, options in enumerate(variants):
-        record = invented_records([0], dataset="toy", model="moge_tiny", filled_in=[], **options)
-        write_run(tmp_path / str(number), record)
-    (table, *_) = make_tables(find_runs([tmp_path])[0], ["oracle"])
-    lines = ablation_lines(table, setting, "domain 0")
-    plot_ablation(table, setting, "domain 0", tmp_path / "ablation.png")
-    assert Image.open(tmp_path / "ablation.png").width > 500
-    assert [value for value, _ in max(lines.values(), key=len)] == values
-
-
 def test_the_papers_figures_stand_beside_a_recipe_s_folder(tmp_path, shown, capsys):
     recipe = {"dataset": "PACS", "model": "gmoe_small_patch16", "pretrained": True, "steps": 5001}
     write_sweep(tmp_path / "recipe", num_domains=4, hparams_seeds=(0,), **recipe)
@@ -185,22 +154,3 @@ def test_the_accuracy_at_a_new_site(folder, shown):
     assert (first["comparison"], first["domains"], second["pairs"]) == ("recommended", "3", "8.0")
     assert json.loads(shown(folder, "--new-site", "--format", "json"))[0]["p"] is None
     assert r"\begin{tabular}" in shown(folder, "--new-site", "--format", "latex")
-
-
-def test_an_ablation_keeps_other_settings_apart_and_needs_two_values(tmp_path, shown):
-    for top_k, shared in ((5, True), (1, True), (5, False), (3, False)):
-        options = {"model_kwargs": {"top_k": top_k, "shared_expert": shared}, "model": "moge_tiny"}
-        write_run(tmp_path / f"{top_k}-{shared}", invented_records([0], dataset="toy", **options))
-    (table, *_) = make_tables(find_runs([tmp_path])[0], ["oracle"])
-    lines = ablation_lines(table, "top_k", "domain 0")
-    names = {f"ERM, moge_tiny, shared_expert={shared}": (1 if shared else 3, 5) for shared in (True, False)}
-    assert {name: tuple(value for value, _ in points) for name, points in lines.items()} == names
-    for name, points in lines.items():
-        for value, cell in points:
-            (row,) = [row for row in table.rows if str(row) == f"{name}, top_k={value}"]
-            assert cell.equals(table.summary().loc[row, list(table.columns).index("domain 0")])
-    shown(tmp_path, "--rules", "oracle", "--ablation", "top_k", "domain 0", tmp_path / "ablation.png")
-    # No run has the first setting, all rows have the same value of the second, and there is no such column
-    for setting, column in (("num_expert", "average"), ("num_experts", "average"), ("top_k", "oods")):
-        with pytest.raises(ArgumentError, match=r"^ablation="):
-            ablation_lines(table, setting, column)

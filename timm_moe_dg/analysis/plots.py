@@ -1,9 +1,7 @@
-"""Pictures of runs and of tables: learning curves, bars of accuracies, lines of ablations, examples of a data set."""
+"""Pictures of runs and of tables: learning curves, bars of accuracies, examples of a data set."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -12,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data import Domain
-from ..errors import ArgumentError, RecordError
+from ..errors import RecordError
 from ..metrics import METRICS
 from ..protocols.records import Record
-from ..protocols.run_identity import in_effect
 from ..protocols.selection import headline_score, held_out_score, training_domain_validation, validation_score
 from ..results.runs import domain_names, unseen_of_most_frequent
 from .style import (
@@ -130,52 +127,6 @@ def plot_examples(domains: Sequence[Domain], path: Path, columns: int) -> None:
                 positions = np.flatnonzero(np.asarray(domain.targets) == target)
                 if len(positions):  # a domain may lack a class
                     axes.imshow(domain.image(int(positions[0])))
-
-
-def ablation_lines(table: "Table", setting: str, column: str) -> dict[str, list[tuple[Any, "pd.Series"]]]:
-    """Name of rows -> (value of a setting, such as "top_k", and the rows' cell of a column), in ascending order.
-
-    A run that does not spell the setting out has its default. Rows without a counterpart of another value are left out.
-    """
-    if column not in table.columns:
-        raise ArgumentError.of("ablation", column, f"the columns are: {', '.join(table.columns)}")
-    cells = table.summary().xs(list(table.columns).index(column), level="column")
-    lines: dict[str, list[tuple[Any, pd.Series]]] = {}
-    for row in table.rows:
-        values = in_effect(table.runs[row][0].args) if row in table.runs else {}
-        if (value := values.get(setting)) is not None:
-            spelled_out = re.escape(f"{setting}={value}")
-            others = re.sub(rf"(^|, ){spelled_out}(?=, |$)", "", row.variant).removeprefix(", ")
-            name = str(replace(row, variant=others))
-            value = tuple(value) if isinstance(value, list) else value
-            lines.setdefault(name, []).append((value, cells.loc[row]))
-    several = {name: points for name, points in lines.items() if len({value for value, _ in points}) > 1}
-    if not several:
-        reason = "all rows have the same value" if lines else "no run has this setting"
-        raise ArgumentError.of("ablation", setting, f"{reason}; give an option or model argument that differs")
-    return {name: sorted(points, key=lambda point: _order(point[0])) for name, points in several.items()}
-
-
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers in their order, then everything else by its text."""
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0.0, str(value)
-
-
-def plot_ablation(table: "Table", setting: str, column: str, path: Path) -> None:
-    """Draws a column of a table against an option or model argument, with standard errors, as in MoGE's Figure 2."""
-    lines = ablation_lines(table, setting, column)
-    values = sorted({value for points in lines.values() for value, _ in points}, key=_order)
-    with picture(path, 6.0, 3.8 + 0.2 * len(lines)) as figure:
-        axes = figure.subplots()
-        for number, (name, points) in enumerate(lines.items()):
-            positions, means = [values.index(value) for value, _ in points], [100 * cell["mean"] for _, cell in points]
-            errors = [np.nan_to_num(100 * cell["error"]) for _, cell in points]
-            style: Style = {"marker": "o", "color": category_color(number), "label": fitted(name, 60)}
-            axes.errorbar(positions, means, errors, **style)
-        axes.set_xticks(range(len(values)), map(str, values))
-        axes.set(xlabel=setting, ylabel=f"{column} (%)", title=fitted(table.title, 60))
-        figure.legend(loc="outside lower center")
 
 
 def plot_accuracies(tables: Sequence["Table"], path: Path) -> None:
