@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> None:
     given, imports = options_for_all(words[split + 1 :])
     options = from_parsed(CompareOptions, vars(args))
     try:
-        # Programs read the answer alone
-        with redirect_stdout(sys.stderr) if options.format in ("csv", "json") else nullcontext():
+        # Programs and pages take the answer alone
+        with redirect_stdout(sys.stderr) if options.format != "text" else nullcontext():
             found = compare(options, given, [*getattr(args, "imports", ()), *imports])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
     if found:
-        print(render_answer(found, options.format))
+        print(render_answer(found, options.format).rstrip())
 
 
 if __name__ == "__main__":

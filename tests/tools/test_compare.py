@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from PIL import Image
 
 from tests.load_tool import load_tool
@@ -84,9 +85,8 @@ def test_a_comparison_is_planned_run_and_answered_once(compare, tmp_path):
 
 def test_rows_are_chosen_or_ones_own(compare, tmp_path):
     (tmp_path / "rows.yaml").write_text("few: {model: gmoe_tiny_patch16, model_kwargs: {num_experts: 2}}")
-    out = compare(
-        "--rows", "most_frequent", "dense", str(tmp_path / "rows.yaml"), "--domains", "a", "--rates", "0.1", "0.2"
-    )
+    words = ["--rows", "most_frequent", "dense", str(tmp_path / "rows.yaml"), "--domains", "a"]
+    out = compare(*words, "--rates", "0.1", "0.2")
     assert "learning rates by validation: " in out
     assert {name.split("-")[1] for name in compare.begun} == {
         "dense_lr0.1",
@@ -101,6 +101,22 @@ def test_rows_are_chosen_or_ones_own(compare, tmp_path):
     )
     assert tried[0].args["lr"] == 0.2
     assert (compare.folder / "folder-few-test0-trial4-hparams0" / "done").exists()
+    again = compare(*words, "--rates", "0.2", "0.1")
+    assert not compare.begun
+    assert "learning rates by validation: " in again
+
+
+def test_tables_are_rows_and_words_reach_every_row(compare, tmp_path):
+    rows = ["dense", {"whole": {"model": "gmoe_tiny_patch16", "freeze": None}}]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"rows": rows, "domains": ["a"]}))
+    passed = [*SHORT, "--algorithm", "CORAL", "--freeze", "trunk:1"]
+    with pytest.raises(SystemExit, match=r"freeze='trunk:1': row 'whole' has freeze=None"):
+        compare("-c", str(tmp_path / "plan.yaml"), passed=passed)
+    out = compare("-c", str(tmp_path / "plan.yaml"), passed=passed[:-2])
+    assert "most_frequent" in out  # from the records, without a row of its own
+    paths = compare.folder.glob("*/results.jsonl")
+    args = {path.parent.name.split("-")[1]: read_records(path)[0].args for path in paths}
+    assert {name: part["algorithm"] for name, part in args.items()} == {"dense": "CORAL", "whole": "CORAL"}
 
 
 def test_places_alone_know_what_lies_near(compare, tmp_path, photos):

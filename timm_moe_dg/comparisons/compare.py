@@ -20,7 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from ..analysis.plots import plot_answer
 from ..cli.arguments import checked, default_device, fields_of, merged, option
 from ..cli.text import one_line, show_line
-from ..cli.values import LOCAL, key_value, non_negative, weights_file
+from ..cli.values import LOCAL, key_value, non_negative, output_file, weights_file
 from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
 from ..errors import ArgumentError
@@ -39,7 +39,7 @@ from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
 from ..protocols.planner import PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
-from ..results.answer import Answer, answer, scores_of
+from ..results.answer import ZERO, Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
 from .sweep import FINETUNE, ComparisonOptions, LaunchOptions, duration, launch, make_job, slots, with_chosen_rates
@@ -77,7 +77,7 @@ class CompareOptions(ComparisonOptions, LaunchOptions):
         help="rows are equal in practice if the interval of their difference lies within (default: %(default)s)")
     format: str = option("text", choices=("text", "markdown", "latex", "csv", "json"),
         help="format of the answer (default: %(default)s)")
-    plot: str | None = option(None, metavar="PNG", help="draw the differences")
+    plot: str | None = option(None, metavar="PNG", type=output_file, help="draw the differences")
     options: Mapping[str, Any] = option({}, metavar="KEY=VALUE", nargs="*", type=key_value,
         help="options of finetune for every trained row, as an alternative to words after --")
     output: str = option("output/comparison", metavar="DIR", help="folder of all runs (default: %(default)s)")
@@ -97,20 +97,32 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
         ArgumentError: The data, the source or a row cannot be compared.
     """
     given = merged(checked(fields_of(RunOptions), options.options, "finetune"), given)
+    if len(options.protocols) > 1 or options.protocols[0].endswith("_cv"):
+        remedy = "has runs of different kinds, which cannot be compared; give one, such as leave_one_domain_out"
+        raise ArgumentError.of("protocols", list(options.protocols), remedy)
+    if options.from_scratch and options.initial_checkpoint:
+        raise ArgumentError.of("initial_checkpoint", options.initial_checkpoint, "leave it out, or --from-scratch")
     benchmark, data_dir = get_benchmark(options.dataset), given.get("data_dir", options.data_dir)
     benchmark.check_data_dir(data_dir)
     domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
     for_all = starting_options(options, benchmark, domains)
-    zeros, trained = rows_of(options, domains)
+    if not _keeps_trunk(given):
+        for_all.pop("cache_trunk", None)
+    zeros, trained = rows_of(options, domains, given)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
     plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
     show_line(describe_plan(plan))
-    for line in [*remarks(domains), *((_TRUNK.format(for_all["freeze"]),) if "freeze" in for_all else ())]:
+    for line in remarks(domains):
         show_line(line)
+    if "cache_trunk" in for_all:
+        show_line(_TRUNK.format(merged(for_all, given)["freeze"]))
     runs = plan_runs(plan)
     left = [run for run in runs if not Path(options.output, run.name, DONE).exists()]
     if left and not options.status:
-        show_line(estimate(options, left))
+        show_line(
+            estimate(options, left)
+            + (f"; --rates adds {len(options.rates)} runs of each row and domain" if options.rates else "")
+        )
     if options.dry_run:
         return None
     names = write_zeros(options, plan, zeros)
@@ -122,13 +134,13 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     if not launch(options, options.output, plan, imports) or options.status:
         return None
     names |= {run.name for run in runs}
-    finished = [run for run in find_runs([options.output])[0] if run.folder.name in names]
-    order = [*zeros, *(row.name for row in trained)]
+    finished = find_runs([Path(options.output, name) for name in sorted(names)])[0]
+    order = list(dict.fromkeys([*zeros, ZERO, *(row.name for row in trained)]))
     scores = scores_of(finished)
     scores = scores.sort_values("row", key=lambda column: column.map(order.index), kind="stable")
     costs = {name: cost(run) for name, run in {run.row_name: run for run in finished}.items()}
     found = answer(scores, costs, equal_within=options.equal_within / 100)
-    if options.plot:
+    if options.plot and len(found.pairs):
         plot_answer(found, scores, Path(options.plot))
     facts = {"dataset": options.dataset, "domains": list(found.domains), "trial_seeds": list(options.trial_seeds)}
     return replace(
@@ -136,11 +148,18 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     )
 
 
-def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[str], list[Row]]:
+def _keeps_trunk(options: Arguments) -> bool:
+    """Whether the outputs of frozen blocks can be kept, as far as options say."""
+    return str(options.get("freeze", "trunk")).startswith(("trunk", "backbone"))
+
+
+def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments) -> tuple[list[str], list[Row]]:
     """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
     source = {"backbone": options.source}
     ready: dict[str, Arguments] = (
-        {"probe": {"freeze": "backbone", "lr": PROBE_RATE}} if not options.from_scratch else {}
+        {"probe": {"freeze": "backbone", **({} if "lr" in given else {"lr": PROBE_RATE})}}
+        if not options.from_scratch
+        else {}
     )
     ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
     zeros = ["most_frequent"]
@@ -149,9 +168,17 @@ def rows_of(options: CompareOptions, domains: Sequence[Domain]) -> tuple[list[st
         if type(default_network(options.source)) is VisionTransformer:
             ready |= {name: {"model": name, "model_kwargs": source} for name in ("erm_le", "moge")}
     entries = options.rows or [*zeros, *ready]
-    trained = read_rows([entry for entry in entries if entry not in ZEROS], ready)
-    named = [Row(row.name, {"model": options.source, **row.options, "row": row.name}) for row in trained]
-    return [str(entry) for entry in entries if entry in ZEROS], named
+    zeros_asked = [entry for entry in entries if isinstance(entry, str) and entry in ZEROS]
+    trained = read_rows([entry for entry in entries if entry not in zeros_asked], ready)
+    named = [
+        Row(
+            row.name,
+            {"model": options.source, **({} if _keeps_trunk(row.options) else {"cache_trunk": None}), **row.options}
+            | {"row": row.name},
+        )
+        for row in trained
+    ]
+    return zeros_asked, named
 
 
 def starting_options(options: CompareOptions, benchmark: Benchmark, domains: Sequence[Domain]) -> dict[str, Any]:

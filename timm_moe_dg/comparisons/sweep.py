@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from math import inf, isnan
 from pathlib import Path
 from statistics import fmean
 from textwrap import indent
@@ -280,22 +281,26 @@ def with_chosen_rates(
     Runs with each rate go into another folder, with a trial seed that the plan does not have. Rows that state a rate
     keep it. The result is None while these runs are not finished.
     """
-    tried = {f"{row.name}_lr{rate:g}": (row, rate) for row in plan.rows if "lr" not in row.options for rate in rates}
+    tried = {f"{row.label}_lr{rate:g}": (row, rate) for row in plan.rows if "lr" not in row.options for rate in rates}
+    if not tried:
+        return plan
     rows = [Row(name, {**row.options, "lr": rate, "row": name}) for name, (row, rate) in tried.items()]
     trial = replace(plan, rows=rows, trial_seeds=[max(plan.trial_seeds) + 1])
     show_plan(options, trial)
     if not launch(options, f"{output}-rates", trial, imports):
         return None
     scores: dict[str, list[float]] = {name: [] for name in tried}
-    for run in find_runs([f"{output}-rates"])[0]:
-        scores[run.args["row"]].append(validation_score(training_domain_validation(run.records)))
+    for run in find_runs([f"{output}-rates/{run.name}" for run in plan_runs(trial)])[0]:
+        score = validation_score(training_domain_validation(run.records))
+        scores[run.args["row"]].append(-inf if isnan(score) else score)
     chosen: dict[str, float] = {}
-    for name in sorted(scores, key=lambda name: fmean(scores[name])):  # the best last
+    # The best last, and of equal ones the lowest rate
+    for name in sorted(scores, key=lambda name: (fmean(scores[name]), -tried[name][1])):
         row, rate = tried[name]
-        chosen[row.name] = rate
+        chosen[row.label] = rate
     show_line("learning rates by validation: " + ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
     rates_of = {name: {"lr": rate} for name, rate in chosen.items()}
-    return replace(plan, rows=[Row(row.name, {**rates_of.get(row.name, {}), **row.options}) for row in plan.rows])
+    return replace(plan, rows=[Row(row.name, {**rates_of.get(row.label, {}), **row.options}) for row in plan.rows])
 
 
 def sweep(options: SweepOptions, given: Arguments, imports: Sequence[str] = ()) -> None:

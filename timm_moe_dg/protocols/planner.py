@@ -51,9 +51,19 @@ PROTOCOLS: Mapping[str, tuple[Callable[[int], DomainSets], int]] = MappingProxyT
 OFFICIAL = "official"  # one run, which holds out the test domains of the data itself
 PER_REGION = "per_region"  # the same, trained on each of n regions alone: n runs
 PLANNED = ("dataset", "test_domains", "trial_seed", "hparams_seed", "output", "experiment", "row", "resume")
-# The rows of a comparison have the same images, splits and order of images
-OF_DATA = (*SPLITTING, "data_dir", "columns", "skip_unreadable", "seed")
-OF_ALL_ROWS = ("steps", "epochs", "batch_size", "metric")  # a comparison is fair if rows do not differ here by accident
+# The rows of a comparison have the same images, splits, order of images and score
+OF_DATA = (
+    *SPLITTING,
+    "data_dir",
+    "columns",
+    "metadata_columns",
+    "in_chans",
+    "bands",
+    "skip_unreadable",
+    "seed",
+    "metric",
+)
+OF_ALL_ROWS = ("steps", "epochs", "batch_size")  # a comparison is fair if rows do not differ here by accident
 TRAINING_PREFIX = "train "  # of the names of training regions, see `data.readers.places`
 
 
@@ -95,13 +105,15 @@ def read_rows(
             tables.append(read_yaml(entry, "rows") if isinstance(entry, str) else entry)
     rows: dict[str, Row] = {}
     for name, options in (pair for table in tables for pair in table.items()):
-        if name in (None, "") or not isinstance(options, Mapping):
+        if name in (None, "") or str(name).startswith("-") or not isinstance(options, Mapping):
             remedy = "is no row; write NAME: {model: ..., OPTION: VALUE} with options of finetune"
             raise ArgumentError.of("rows", {name: options}, remedy)
         if decided := [option for option in canonical_names(options) if option in PLANNED + OF_DATA]:
             remedy = f"row {name!r} cannot have it, because all rows of a comparison share it; leave it out there"
             raise ArgumentError.of(decided[0], options[decided[0]], remedy)
-        row = Row(str(name), checked(fields_of(RunOptions), options, f"row {name!r}"))
+        values = checked(fields_of(RunOptions), options, f"row {name!r}")
+        # None takes the option's default in place of what all rows have
+        row = Row(str(name), {**values, **{option: None for option, value in options.items() if value is None}})
         if same := [other.name for other in rows.values() if same_setting("", other.options, row.options)]:
             raise ArgumentError.of("rows", [same[0], row.name], "are the same row; leave one of them out")
         if row.name in rows:
@@ -162,9 +174,9 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
             where = OFFICIAL if domains is None else "test" + "_".join(map(str, domains))
             name = f"{_safe(dataset)}-{row.label}-{where}-trial{trial_seed}-hparams{hparams_seed}"
             options = {
+                "algorithm": row.algorithm,
                 **merged(sweep.options, row.options, sweep.given),
                 "dataset": dataset,
-                "algorithm": row.algorithm,
                 "test_domains": None if domains is None else list(domains),
                 "trial_seed": trial_seed,
                 "hparams_seed": hparams_seed,

@@ -91,7 +91,8 @@ def answer(
     trained = [name for name in domains.index if name != ZERO]
     if not trained:
         raise ArgumentError.of("rows", list(domains.index), "none was trained; add one, such as dense")
-    reference = reference if reference in trained else trained[0]
+    with_network = [name for name in trained if name != "places"]
+    reference = reference if reference in trained else (with_network or trained)[0]
     lines = [_pair(name, reference, paired(scores, name, reference)) for name in trained if name != reference]
     pairs = pd.DataFrame(lines, columns=_PAIR)
     pairs["p_holm"], pairs["p_sites"] = holm(pairs.p), holm(pairs.p_sites)
@@ -277,7 +278,7 @@ def _rows_text(answer: Answer, format_: str) -> str:
         for row in answer.rows.itertuples()
     ]
     texts = pd.concat([answer.domains.map(percent), pd.DataFrame(lines, answer.rows.index)], axis="columns")
-    return formatted("Held-out domains, percent", texts.reset_index(names="row"), format_)
+    return formatted("Held-out domains, percent", texts.reset_index(names="row", allow_duplicates=True), format_)
 
 
 def pairs_text(answer: Answer, format_: str) -> list[str]:
@@ -309,7 +310,11 @@ def answer_frame(answer: Answer) -> pd.DataFrame:
     """Returns a line for each row: its numbers, and the difference to the reference, in percent and points."""
     rows, pairs = _in_percent(answer)
     frame = pd.concat([100 * answer.domains, rows, pairs.set_index("first").add_prefix("pair_")], axis="columns")
-    return frame.round(6).assign(recommended=frame.index == answer.recommended).reset_index(names="row")
+    return (
+        frame.round(6)
+        .assign(recommended=frame.index == answer.recommended)
+        .reset_index(names="row", allow_duplicates=True)
+    )
 
 
 def answer_data(answer: Answer) -> dict[str, object]:
