@@ -82,7 +82,7 @@ def mentioned(page: Path) -> list[tuple[str, list[str]] | None]:
 
 
 def check(parser, words):
-    """Checks names and values of a command's options; the files that it names may be the reader's."""
+    """Checks names and values of a command's options, without the files that it names."""
     args = vars(parser.parse_args(words))
     checked(parser.options, {name: value for name, value in args.items() if name in parser.options}, "a page")
 

@@ -166,11 +166,11 @@ def compare(**options: Any) -> "DataFrame | None":
         from .comparisons.compare import compare as run_comparison
         from .results.answer import answer_frame
     values, modules = _checked_options("compare", CompareOptions, options)
-    found = run_comparison(CompareOptions(**values), {}, modules)
-    if found is None:
+    answer = run_comparison(CompareOptions(**values), {}, modules)
+    if answer is None:
         return None
-    frame = answer_frame(found)
-    frame.attrs["verdict"] = found.verdict
+    frame = answer_frame(answer)
+    frame.attrs["verdict"] = answer.verdict
     return frame
 
 

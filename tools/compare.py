@@ -11,15 +11,15 @@ moge). Each domain is held out in turn. Words after -- are options of finetune
 for every trained row. The same command again goes on where it ended.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
-from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
+from timm_moe_dg.cli.arguments import add_options
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.comparisons.compare import CompareOptions, compare
-from timm_moe_dg.comparisons.sweep import options_for_all
+from timm_moe_dg.comparisons.sweep import run_command
+from timm_moe_dg.protocols.options import Arguments
 from timm_moe_dg.results.answer import render_answer
 
 # What --help shows; --help-all shows every option
@@ -34,23 +34,19 @@ def build_parser() -> ToolParser:
     return parser
 
 
+def answered(options: CompareOptions, given: Arguments, imports: Sequence[str]) -> str:
+    """Returns the answer as text, empty if runs are left."""
+    # Programs and pages take the answer alone
+    with redirect_stdout(sys.stderr) if options.format != "text" else nullcontext():
+        answer = compare(options, given, imports)
+    return render_answer(answer, options.format).rstrip() if answer else ""
+
+
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    words = list(argv)
-    split = words.index("--") if "--" in words else len(words)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the runs are asked to save a checkpoint
-    args = parse_arguments(build_parser(), words[:split])
-    given, imports = options_for_all(words[split + 1 :])
-    options = from_parsed(CompareOptions, vars(args))
-    try:
-        # Programs and pages take the answer alone
-        with redirect_stdout(sys.stderr) if options.format != "text" else nullcontext():
-            found = compare(options, given, [*getattr(args, "imports", ()), *imports])
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
-    if found:
-        print(render_answer(found, options.format).rstrip())
+    if text := run_command(build_parser(), CompareOptions, argv, answered):
+        print(text)
 
 
 if __name__ == "__main__":

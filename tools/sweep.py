@@ -16,12 +16,11 @@ On Slurm, --launcher slurm submits the runs as one array:
     timm-moe-dg sweep ... --launcher slurm --slurm slurm_partition=gpu
 """
 
-import signal
 from collections.abc import Sequence
 
-from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
+from timm_moe_dg.cli.arguments import add_options
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
-from timm_moe_dg.comparisons.sweep import LaunchOptions, PlanOptions, SweepOptions, options_for_all, sweep
+from timm_moe_dg.comparisons.sweep import LaunchOptions, PlanOptions, SweepOptions, run_command, sweep
 
 # What --help shows; --help-all shows every option
 MAIN = ["config", "recipe", "datasets", "data_dir", "rows", "algorithms", "models", "protocols", "domains"]
@@ -39,15 +38,7 @@ def build_parser() -> ToolParser:
 @tool
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    words = list(argv)
-    split = words.index("--") if "--" in words else len(words)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the runs are asked to save a checkpoint
-    args = parse_arguments(build_parser(), words[:split])
-    given, imports = options_for_all(words[split + 1 :])
-    try:
-        sweep(from_parsed(SweepOptions, vars(args)), given, [*getattr(args, "imports", ()), *imports])
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    run_command(build_parser(), SweepOptions, argv, sweep)
 
 
 if __name__ == "__main__":

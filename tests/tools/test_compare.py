@@ -45,7 +45,7 @@ def compare(tmp_path, photos, monkeypatch, capsys):
 
     monkeypatch.setattr(sweeps, "run_locally", run_here)
     monkeypatch.setattr(comparison.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sweeps.signal, "signal", lambda *_: None)
     monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "level", logging.ERROR)
 
     def run(*words, passed=SHORT, data=photos):

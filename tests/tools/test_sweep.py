@@ -49,7 +49,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     script.write_text(STAND_IN)
     tool = load_tool("sweep")
     monkeypatch.setattr(sweeps, "FINETUNE", script)
-    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sweeps.signal, "signal", lambda *_: None)
 
     def run(*words, passed=()):
         base = ["--datasets", "colored_digits", "--trial-seeds", "0", "--output", str(tmp_path / "runs")]

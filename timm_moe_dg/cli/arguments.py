@@ -95,7 +95,7 @@ def given_options(
     read: Callable[[str, str], Options] = read_yaml,
     keywords: Options = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the options that were given, by name and checked; see `parse_arguments`."""
+    """Returns the options that were given, by name and checked, as `parse_arguments` does."""
     words = {name: value for name, value in vars(args).items() if name in parser.options}
     try:
         values = {**checked(parser.options, words, parser.prog), **keywords}
@@ -250,7 +250,7 @@ def available_cpus() -> int:
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Modules of the user, which Python calls name; commands have --import."""
+    """Modules of the user. Commands have --import in place of this option."""
 
     imports: Sequence[str] = option((), nargs="+",
         help="names of modules to import first, with routers, methods, data sets or losses of your own")

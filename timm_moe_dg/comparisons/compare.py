@@ -53,8 +53,10 @@ PROBE_RATE = 1e-3  # learning rate of a classifier alone
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
-_TRUNK = "blocks below the first mixture stay frozen ({}), and their outputs are computed once, without augmentation; "
-_TRUNK += "--train all trains everything"
+_TRUNK = (
+    "blocks below the first mixture stay frozen ({}), and their outputs are computed once, without augmentation; "
+    "--train all trains everything"
+)
 
 
 # fmt: off
@@ -86,7 +88,7 @@ class CompareOptions(ComparisonOptions, LaunchOptions):
 
 
 def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = ()) -> Answer | None:
-    """Runs a comparison and returns its answer; None if runs are left.
+    """Runs a comparison and returns its answer, or None if runs are left.
 
     Args:
         options: Those of the comparison.
@@ -105,9 +107,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     benchmark, data_dir = get_benchmark(options.dataset), given.get("data_dir", options.data_dir)
     benchmark.check_data_dir(data_dir)
     domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
-    for_all = starting_options(options, benchmark, domains)
-    if not _keeps_trunk(given):
-        for_all.pop("cache_trunk", None)
+    for_all = starting_options(options, given, benchmark, domains)
     zeros, trained = rows_of(options, domains, given)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
     plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
@@ -119,19 +119,12 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     runs = plan_runs(plan)
     left = [run for run in runs if not Path(options.output, run.name, DONE).exists()]
     if left and not options.status:
-        show_line(
-            estimate(options, left)
-            + (f"; --rates adds {len(options.rates)} runs of each row and domain" if options.rates else "")
-        )
+        show_line(estimate(options, left))
     if options.dry_run:
         return None
     names = write_zeros(options, plan, zeros)
-    if options.rates:
-        chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
-        if chosen is None:
-            return None
-        plan = chosen
-    if not launch(options, options.output, plan, imports) or options.status:
+    chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
+    if chosen is None or not launch(options, options.output, chosen, imports) or options.status:
         return None
     names |= {run.name for run in runs}
     finished = find_runs([Path(options.output, name) for name in sorted(names)])[0]
@@ -139,13 +132,12 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     scores = scores_of(finished)
     scores = scores.sort_values("row", key=lambda column: column.map(order.index), kind="stable")
     costs = {name: cost(run) for name, run in {run.row_name: run for run in finished}.items()}
-    found = answer(scores, costs, equal_within=options.equal_within / 100)
-    if options.plot and len(found.pairs):
-        plot_answer(found, scores, Path(options.plot))
-    facts = {"dataset": options.dataset, "domains": list(found.domains), "trial_seeds": list(options.trial_seeds)}
-    return replace(
-        found, plan={**facts, "runs": len(names), "rows": {row.name: dict(row.options) for row in plan.rows}}
-    )
+    result = answer(scores, costs, equal_within=options.equal_within / 100)
+    if options.plot and len(result.pairs):
+        plot_answer(result, scores, Path(options.plot))
+    facts = {"dataset": options.dataset, "domains": list(result.domains), "trial_seeds": list(options.trial_seeds)}
+    rows = {row.name: dict(row.options) for row in chosen.rows}
+    return replace(result, plan={**facts, "runs": len(names), "rows": rows})
 
 
 def _keeps_trunk(options: Arguments) -> bool:
@@ -156,11 +148,9 @@ def _keeps_trunk(options: Arguments) -> bool:
 def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments) -> tuple[list[str], list[Row]]:
     """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
     source = {"backbone": options.source}
-    ready: dict[str, Arguments] = (
-        {"probe": {"freeze": "backbone", **({} if "lr" in given else {"lr": PROBE_RATE})}}
-        if not options.from_scratch
-        else {}
-    )
+    ready: dict[str, Arguments] = {}
+    if not options.from_scratch:
+        ready["probe"] = {"freeze": "backbone", **({} if "lr" in given else {"lr": PROBE_RATE})}
     ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
@@ -168,20 +158,17 @@ def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments
         if type(default_network(options.source)) is VisionTransformer:
             ready |= {name: {"model": name, "model_kwargs": source} for name in ("erm_le", "moge")}
     entries = options.rows or [*zeros, *ready]
-    zeros_asked = [entry for entry in entries if isinstance(entry, str) and entry in ZEROS]
-    trained = read_rows([entry for entry in entries if entry not in zeros_asked], ready)
-    named = [
-        Row(
-            row.name,
-            {"model": options.source, **({} if _keeps_trunk(row.options) else {"cache_trunk": None}), **row.options}
-            | {"row": row.name},
-        )
-        for row in trained
-    ]
-    return zeros_asked, named
+    zeros = [entry for entry in entries if isinstance(entry, str) and entry in ZEROS]
+    trained = []
+    for row in read_rows([entry for entry in entries if entry not in zeros], ready):
+        start = {"model": options.source, **({} if _keeps_trunk(row.options) else {"cache_trunk": None})}
+        trained.append(Row(row.name, {**start, **row.options, "row": row.name}))
+    return zeros, trained
 
 
-def starting_options(options: CompareOptions, benchmark: Benchmark, domains: Sequence[Domain]) -> dict[str, Any]:
+def starting_options(
+    options: CompareOptions, given: Arguments, benchmark: Benchmark, domains: Sequence[Domain]
+) -> dict[str, Any]:
     """Returns the options of finetune that all trained rows begin with, unless they or words after -- have others."""
     network = default_network(options.source)
     blocks, embedding = getattr(network, "blocks", None), getattr(network, "patch_embed", None)
@@ -197,7 +184,8 @@ def starting_options(options: CompareOptions, benchmark: Benchmark, domains: Seq
         values["pretrained"] = True
     train = options.train or ("upper" if device == "cpu" and not options.from_scratch else "all")
     if train == "upper":
-        values |= {"freeze": f"trunk:{min(resolve_moe_layers('last_two', len(blocks)))}", "cache_trunk": "float16"}
+        values["freeze"] = f"trunk:{min(resolve_moe_layers('last_two', len(blocks)))}"
+        values |= {"cache_trunk": "float16"} if _keeps_trunk(given) else {}
     return values
 
 
@@ -236,9 +224,13 @@ def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
                 measure(values)  # fills the cache, so that no run waits for it
             seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
     parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
-    text = f"about {duration(sum(seconds.values()))}: {parts}"
-    advice = "for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS"
-    return f"{text}; {advice}" if sum(seconds.values()) > LONG else text
+    total = sum(seconds.values())
+    lines = [f"about {duration(total)}: {parts}"]
+    if total > LONG:
+        lines.append("for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS")
+    if options.rates:
+        lines.append(f"--rates adds {len(options.rates)} runs of each row and domain")
+    return "; ".join(lines)
 
 
 def _row(run: PlannedRun) -> str:

@@ -1,9 +1,10 @@
 """Sweeps: the plan of a comparison as jobs, which run here one after the other, at the same time, or on Slurm."""
 
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -11,21 +12,23 @@ from math import inf, isnan
 from pathlib import Path
 from statistics import fmean
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..cli.arguments import (
     available_cpus,
     checked,
     declared,
     fields_of,
+    from_parsed,
     given_options,
     merged,
     option,
     option_words,
+    parse_arguments,
     read_yaml,
 )
 from ..cli.text import show_line
-from ..cli.tool import OPTION, TOOLS, command, program
+from ..cli.tool import OPTION, TOOLS, ToolParser, command, program
 from ..cli.values import key_value, position_or_name, positive, positive_int
 from ..data import get_benchmark
 from ..data.inspection import FILES, Fingerprint, difference, fingerprint
@@ -54,6 +57,11 @@ from ..protocols.selection import training_domain_validation, validation_score
 from ..results.runs import find_runs
 from .jobs import STATES, Job, run_jobs, submit_jobs, tail
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Chosen = TypeVar("Chosen", bound="DataclassInstance")  # options of a command
+Result = TypeVar("Result")
 FINETUNE = TOOLS / "finetune.py"
 
 
@@ -117,6 +125,31 @@ class SweepOptions(PlanOptions, LaunchOptions):
     """All options of a sweep."""
 
 
+def run_command(
+    parser: ToolParser,
+    table: type[Chosen],
+    argv: Sequence[str],
+    run: Callable[[Chosen, Arguments, Sequence[str]], Result],
+) -> Result:
+    """Runs a command whose words after -- are options of finetune for every run.
+
+    Args:
+        parser: That of the command.
+        table: Dataclass of the command's options.
+        argv: The command line.
+        run: Function of the command's options, the options of finetune and the modules that the user names.
+    """
+    words = list(argv)
+    split = words.index("--") if "--" in words else len(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the runs are asked to save a checkpoint
+    args = parse_arguments(parser, words[:split])
+    given, imports = options_for_all(words[split + 1 :])
+    try:
+        return run(from_parsed(table, vars(args)), given, [*getattr(args, "imports", ()), *imports])
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+
+
 def options_for_all(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Returns the options of finetune in the words after --, and the modules that they import."""
     parser = run_parser()
@@ -127,7 +160,7 @@ def options_for_all(words: Sequence[str]) -> tuple[Arguments, list[str]]:
 
 
 def read_sweep(options: SweepOptions, given: Arguments) -> Sweep:
-    """Returns the axes of a plan; `given` are options of finetune for all rows."""
+    """Returns the axes of a plan. `given` are options of finetune for all rows."""
     recipe = dict(read_yaml(options.recipe, "recipe")) if options.recipe else {}
     if recipe.keys() & (declared(PlanOptions).keys() - {"data_dir"}):
         raise ArgumentError.of("recipe", options.recipe, "is a plan; give it as --config")
@@ -274,14 +307,16 @@ def launch(options: LaunchOptions, output: str, plan: Sweep, imports: Sequence[s
 
 
 def with_chosen_rates(
-    options: LaunchOptions, output: str, plan: Sweep, rates: Sequence[float], imports: Sequence[str] = ()
+    options: LaunchOptions, output: str, plan: Sweep, rates: Sequence[float] | None, imports: Sequence[str] = ()
 ) -> Sweep | None:
     """Returns a plan with the learning rate of each row that training-domain validation chooses.
 
+    Without rates to try, the plan stays as it is.
     Runs with each rate go into another folder, with a trial seed that the plan does not have. Rows that state a rate
     keep it. The result is None while these runs are not finished.
     """
-    tried = {f"{row.label}_lr{rate:g}": (row, rate) for row in plan.rows if "lr" not in row.options for rate in rates}
+    open_rows = [row for row in plan.rows if "lr" not in row.options]
+    tried = {f"{row.label}_lr{rate:g}": (row, rate) for row, rate in product(open_rows, rates or ())}
     if not tried:
         return plan
     rows = [Row(name, {**row.options, "lr": rate, "row": name}) for name, (row, rate) in tried.items()]
@@ -305,12 +340,9 @@ def with_chosen_rates(
 
 def sweep(options: SweepOptions, given: Arguments, imports: Sequence[str] = ()) -> None:
     """Prints the plan, and runs it or prints the commands or the status."""
-    plan = read_sweep(options, given)
-    if options.rates:
-        chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
-        if chosen is None:
-            return
-        plan = chosen
+    plan = with_chosen_rates(options, options.output, read_sweep(options, given), options.rates, imports)
+    if plan is None:
+        return
     show_plan(options, plan)
     if launch(options, options.output, plan, imports) and not (options.status or options.dry_run):
         show_line(f"report: {command('report')} {shlex.quote(options.output)}")

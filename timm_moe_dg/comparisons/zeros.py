@@ -15,6 +15,7 @@ from ..data import Domain
 from ..errors import ArgumentError
 from ..finetuning.plan import RunPlan, make_plan
 from ..finetuning.run import score
+from ..networks.trained import unknown_metadata
 from ..protocols.options import RunOptions
 from ..protocols.records import Record
 from ..storage.files import owned
@@ -28,36 +29,31 @@ _LEAST = 1e-6  # probability in place of 0, whose logarithm is infinite
 def has_coordinates(domain: Domain) -> bool:
     """Whether any image of a domain has a longitude and a latitude."""
     metadata = np.asarray(domain.metadata if domain.metadata is not None else [])
-    return metadata.ndim == 2 and not np.isnan(metadata[:, :2]).any(axis=1).all()
+    return metadata.ndim == 2 and not unknown_metadata(metadata[:, :2]).all()
 
 
 def most_frequent(plan: RunPlan) -> ClassifierMixin:
     """Answers with the most frequent class of the training images."""
-    return DummyClassifier(strategy="prior").fit(*_training_rows(plan))
+    targets = np.concatenate(plan.training_rows("targets"))
+    return DummyClassifier(strategy="prior").fit(np.zeros((len(targets), 2)), targets)
 
 
 def places(plan: RunPlan) -> ClassifierMixin:
-    """Nearest neighbors by great-circle distance; training-domain validation chooses their number."""
-    places, targets = _training_rows(plan)
-    present = ~np.isnan(places).any(axis=1)
-    if not present.any():
+    """Nearest neighbors by great-circle distance. Training-domain validation chooses their number."""
+    inside, outside = ([_with_places(plan, index, part) for index in plan.training] for part in ("inside", "outside"))
+    points, targets = map(np.concatenate, zip(*inside, strict=True))
+    if not len(points):
         remedy = "no training image has coordinates; leave the row out, or give --dataset place_folder"
         raise ArgumentError.of("rows", "places", remedy)
     radians = FunctionTransformer(lambda places: np.deg2rad(places[:, ::-1]))
-    numbers = [number for number in NEIGHBORS if number <= present.sum()]
     candidates = [
-        make_pipeline(radians, KNeighborsClassifier(number, metric="haversine")).fit(places[present], targets[present])
-        for number in numbers
+        make_pipeline(radians, KNeighborsClassifier(number, metric="haversine")).fit(points, targets)
+        for number in NEIGHBORS
+        if number <= len(points)
     ]
 
     def validation(candidate: ClassifierMixin) -> float:
-        scores = []
-        for index in plan.validated:
-            split, domain = plan.splits[index].outside, plan.domains[index]
-            points = _places(domain)[split]
-            kept = ~np.isnan(points).any(axis=1)
-            if kept.any():
-                scores.append(candidate.score(points[kept], np.asarray(domain.targets)[split][kept]))
+        scores = [candidate.score(*rows) for rows in outside if len(rows[0])]
         return float(np.mean(scores)) if scores else 0.0
 
     return max(candidates, key=validation)
@@ -75,7 +71,7 @@ def write_zero(row: str, options: RunOptions) -> None:
     batches = []
     for index, (domain, split) in enumerate(zip(plan.domains, plan.splits, strict=True)):
         points, targets = _places(domain), np.asarray(domain.targets)
-        unknown = np.isnan(points).any(axis=1)
+        unknown = unknown_metadata(points)
         shares = np.zeros((len(domain), len(plan.classes)))
         for answering, mask in ((frequent, unknown), (classifier, ~unknown)):
             if mask.any():
@@ -84,21 +80,22 @@ def write_zero(row: str, options: RunOptions) -> None:
         for part, rows in enumerate((split.inside, split.outside)):
             groups = torch.full((len(rows),), 2 * index + part)
             batches.append((logits[rows], torch.from_numpy(targets[rows]), groups))
-    own = {"algorithm": row, "model": NO_MODEL}
-    args = {**plan.record_args, **own}
+    names = {"algorithm": row, "model": NO_MODEL}
+    args = {**plan.record_args, **names}
     scores = score(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
-    hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **own})
+    hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **names})
     record = Record(step=0, epoch=0.0, losses={}, step_time=0.0, mem_gb=0.0, args=args, hparams=hparams, **scores)
     with owned(folder.path):
         folder.add(record, lambda _: None)  # there is no network to save
         folder.finish()
 
 
-def _training_rows(plan: RunPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Longitudes and latitudes in degrees, (N, 2), and classes (N,) of the images to train on."""
-    parts = [(plan.domains[index], plan.splits[index].inside) for index in plan.training]
-    points = [_places(domain)[split] for domain, split in parts]
-    return np.concatenate(points), np.concatenate([np.asarray(domain.targets)[split] for domain, split in parts])
+def _with_places(plan: RunPlan, index: int, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Places (N, 2) and classes (N,) of the images in a split of a domain whose place is known."""
+    domain, split = plan.domains[index], getattr(plan.splits[index], part)
+    points, targets = _places(domain)[split], np.asarray(domain.targets)[split]
+    is_known = ~unknown_metadata(points)
+    return points[is_known], targets[is_known]
 
 
 def _places(domain: Domain) -> np.ndarray:
