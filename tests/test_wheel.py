@@ -49,7 +49,7 @@ def test_a_sweep_of_a_recipe_runs_the_packaged_finetune(run):
     printed = run("timm-moe-dg", "sweep", "--recipe", "gmoe_small", "--datasets", "rotated_digits", "--dry-run")
     commands = [line for line in printed.splitlines() if not line.startswith("#")]
     assert len(commands) == 18
-    assert all("/site/timm_moe_dg/tools/finetune.py --pretrained " in line for line in commands)
+    assert all("/site/timm_moe_dg/tools/finetune.py " in line and " --pretrained " in line for line in commands)
 
 
 def test_a_card_is_written_from_the_packaged_templates(run, tmp_path):
