@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx
 import timm
 import torch
+from google.protobuf.message import DecodeError
 from onnx.numpy_helper import to_array
 from safetensors.torch import save_file
 from torch import Tensor
@@ -72,7 +73,7 @@ def main(target: str) -> None:
     try:
         state = read_state_dict(file)
         timm.create_model(MODEL, num_classes=0).load_state_dict(state)
-    except (RuntimeError, KeyError, IndexError, ValueError) as error:
+    except (DecodeError, RuntimeError, KeyError, IndexError, ValueError) as error:
         sys.exit(f"dinov2.py: {file} is another file than that of {PACKAGE}; {remedy} ({str(error)[:200]})")
     save_file(state, target)
     print(f"written: {target}")

@@ -37,7 +37,8 @@ def build_parser() -> ToolParser:
 def answered(options: CompareOptions, given: Arguments, imports: Sequence[str]) -> str:
     """Returns the answer as text, empty if runs are left."""
     # Programs and pages take the answer alone
-    with redirect_stdout(sys.stderr) if options.format != "text" else nullcontext():
+    answers = options.format != "text" and not (options.status or options.dry_run)
+    with redirect_stdout(sys.stderr) if answers else nullcontext():
         answer = compare(options, given, imports)
     return render_answer(answer, options.format).rstrip() if answer else ""
 

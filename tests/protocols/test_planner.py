@@ -14,7 +14,8 @@ from timm_moe_dg.protocols.planner import Row, Sweep, plan_runs, read_rows
 
 
 def sweep(datasets=("rotated_digits",), protocols=("leave_one_domain_out",), rows=("a",), trial_seeds=(0,), **options):
-    rows = read_rows([rows]) if isinstance(rows, dict) else [Row(name, {"model": name}) for name in rows]
+    named = isinstance(rows, dict)
+    rows = read_rows([rows], {"model": "m"}) if named else [Row(name, {"model": name}) for name in rows]
     return Sweep(datasets, rows, protocols, trial_seeds, **options)
 
 
@@ -111,6 +112,7 @@ MISTAKES = [
     (r"rows=\{'x': 5\}", {"rows": {"x": 5}}),
     (r"rows=\{None: .*\}", {"rows": {None: {"model": "a"}}}),
     (r"rows=\['x', 'y'\]", {"rows": {"x": {"lr": 1}, "y": {"lr": 1.0}}}),
+    (r"rows=\['x', 'y'\]", {"rows": {"x": {"model": "m"}, "y": {}}}),  # the model of all rows
     ("holdout_fraction=0.5", {"rows": {"x": {"holdout_fraction": 0.5}}}),
     ("steps=7", {"rows": {"x": {"steps": 7}, "y": {}}}),
     ("lr=0.1", {"rows": {"x": {"lr": 1}}, "given": {"lr": 0.1}}),

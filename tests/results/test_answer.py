@@ -156,7 +156,8 @@ def test_every_format_has_every_row_and_names_are_text() -> None:
     lines = list(csv.DictReader(render_answer(made, "csv").splitlines()))
     assert [line["recommended"] for line in lines] == ["False", "False", "True", "False"]
     assert float(lines[2]["pair_difference"]) == pytest.approx(100 * made.pairs.difference[1])
-    assert answer_frame(made)["mean"].tolist() == pytest.approx(list(100 * made.rows["mean"]))
+    renamed = answer_frame(replace(made, domains=made.domains.rename(columns={"domain 0": "mean"})))
+    assert renamed["mean"].tolist() == pytest.approx(list(100 * made.rows["mean"]))
 
 
 def test_scores_of_runs_have_the_names_of_rows_and_the_most_frequent_class() -> None:

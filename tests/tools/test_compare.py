@@ -78,6 +78,7 @@ def test_a_comparison_is_planned_run_and_answered_once(compare, tmp_path):
     assert {args["row"] for args in kinds.values()} == {"most_frequent", "dense", "gmoe"}
     assert (tmp_path / "differences.png").stat().st_size > 1000
     assert len(compare.begun) == 6
+    assert "6 finished" in compare("--format", "json", "--status")
     again = compare()
     assert not compare.begun
     assert again.count(answered["verdict"][0]) == 1
@@ -117,6 +118,14 @@ def test_tables_are_rows_and_words_reach_every_row(compare, tmp_path):
     paths = compare.folder.glob("*/results.jsonl")
     args = {path.parent.name.split("-")[1]: read_records(path)[0].args for path in paths}
     assert {name: part["algorithm"] for name, part in args.items()} == {"dense": "CORAL", "whole": "CORAL"}
+
+
+def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photos, tmp_path):
+    words = ["--dataset", "folder", "--data-dir", str(photos), "--model", SCRATCH[1], "--output", str(tmp_path)]
+    load_tool("finetune").main([*words, "--experiment", "base", "--test-domains", "a", *SHORT])
+    source = ["--source", str(tmp_path / "base"), "--no-from-scratch", "--rows", "probe", "gmoe", "--domains", "b"]
+    answered = json.loads(compare(*source, "--train", "upper", "--format", "json"))
+    assert [row["model"] for row in answered["plan"]["rows"].values()] == [f"local-dir:{tmp_path}/base/best", "gmoe"]
 
 
 def test_places_alone_know_what_lies_near(compare, tmp_path, photos):

@@ -20,9 +20,10 @@ from timm.models.vision_transformer import VisionTransformer
 from ..analysis.plots import plot_answer
 from ..cli.arguments import checked, default_device, fields_of, merged, option
 from ..cli.text import one_line, show_line
-from ..cli.values import LOCAL, key_value, non_negative, output_file, weights_file
+from ..cli.values import LOCAL, key_value, model_source, non_negative, output_file, weights_file
 from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
+from ..data.readers.places import POOLED
 from ..errors import ArgumentError
 from ..finetuning.loop import take_step
 from ..finetuning.messages import logging_disabled
@@ -32,12 +33,13 @@ from ..finetuning.processes import join_processes, leave_processes, process_stat
 from ..finetuning.resume import ResumePoint
 from ..finetuning.run import start
 from ..models.gmoe import resolve_moe_layers
+from ..networks.build import build_network
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
 from ..networks.trained import load_trained
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
-from ..protocols.planner import PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
+from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
 from ..results.answer import ZERO, Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
@@ -66,7 +68,7 @@ class CompareOptions(ComparisonOptions, LaunchOptions):
 
     dataset: str = option("folder", metavar="NAME",
         help="data set, or folder or place_folder for your own images (default: %(default)s)")
-    source: str = option(SOURCE, metavar="NAME",
+    source: str = option(SOURCE, type=model_source, metavar="NAME",
         help="timm vision transformer that all rows start from (default: %(default)s, whose features suit few images)")
     initial_checkpoint: str | None = option(None, type=weights_file, metavar="FILE",
         help="the source's weights, in place of a download")
@@ -107,6 +109,9 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     benchmark, data_dir = get_benchmark(options.dataset), given.get("data_dir", options.data_dir)
     benchmark.check_data_dir(data_dir)
     domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
+    if OFFICIAL in options.protocols and [domain.group for domain in domains if domain.role == "train"] == [POOLED]:
+        remedy = "no test domain is surely unseen by the one training domain; name sites by --columns group=COLUMN"
+        raise ArgumentError.of("protocols", list(options.protocols), remedy)
     for_all = starting_options(options, given, benchmark, domains)
     zeros, trained = rows_of(options, domains, given)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
@@ -155,22 +160,28 @@ def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
         zeros.append("places")
-        if type(default_network(options.source)) is VisionTransformer:
+        if type(source_network(options.source)) is VisionTransformer:
             ready |= {name: {"model": name, "model_kwargs": source} for name in ("erm_le", "moge")}
     entries = options.rows or [*zeros, *ready]
     zeros = [entry for entry in entries if isinstance(entry, str) and entry in ZEROS]
-    trained = []
-    for row in read_rows([entry for entry in entries if entry not in zeros], ready):
-        start = {"model": options.source, **({} if _keeps_trunk(row.options) else {"cache_trunk": None})}
-        trained.append(Row(row.name, {**start, **row.options, "row": row.name}))
-    return zeros, trained
+    rows = read_rows([entry for entry in entries if entry not in zeros], {"model": options.source}, ready)
+    uncached = {"cache_trunk": None}
+    return zeros, [Row(row.name, {**({} if _keeps_trunk(row.options) else uncached), **row.options}) for row in rows]
+
+
+def source_network(name: str) -> torch.nn.Module | None:
+    """Builds a source without weights; None for an unknown name."""
+    if ":" not in name:
+        return default_network(name)
+    with logging_disabled(logging.WARNING), torch.device("meta"):
+        return build_network(name, None)
 
 
 def starting_options(
     options: CompareOptions, given: Arguments, benchmark: Benchmark, domains: Sequence[Domain]
 ) -> dict[str, Any]:
     """Returns the options of finetune that all trained rows begin with, unless they or words after -- have others."""
-    network = default_network(options.source)
+    network = source_network(options.source)
     blocks, embedding = getattr(network, "blocks", None), getattr(network, "patch_embed", None)
     if blocks is None or embedding is None:
         remedy = f"is no vision transformer of timm; choose one such as {SOURCE} or deit_small_patch16_224"
@@ -183,8 +194,9 @@ def starting_options(
     elif not options.from_scratch:
         values["pretrained"] = True
     train = options.train or ("upper" if device == "cpu" and not options.from_scratch else "all")
-    if train == "upper":
-        values["freeze"] = f"trunk:{min(resolve_moe_layers('last_two', len(blocks)))}"
+    first = min(resolve_moe_layers("last_two", len(blocks)))
+    if train == "upper" and first:
+        values["freeze"] = f"trunk:{first}"
         values |= {"cache_trunk": "float16"} if _keeps_trunk(given) else {}
     return values
 
@@ -218,19 +230,18 @@ def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
     imports, seconds = time.monotonic() - begun, {}
     for row, members in groupby(sorted(runs, key=_row), key=_row):
         of_row = list(members)
+        number = len(of_row)
+        if of_row[0].options.get("lr") is None:
+            number += len(options.rates or ()) * len({str(run.options["test_domains"]) for run in of_row})
         values = RunOptions(**{**of_row[0].options, "output": options.output, "experiment": ".estimate"})
         with logging_disabled(logging.WARNING):  # the runs repeat all messages
             if values.cache_trunk:
                 measure(values)  # fills the cache, so that no run waits for it
-            seconds[row] = len(of_row) * (imports + measure(values)) / len(slots(options))
+            seconds[row] = number * (imports + measure(values)) / len(slots(options))
     parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
     total = sum(seconds.values())
-    lines = [f"about {duration(total)}: {parts}"]
-    if total > LONG:
-        lines.append("for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS")
-    if options.rates:
-        lines.append(f"--rates adds {len(options.rates)} runs of each row and domain")
-    return "; ".join(lines)
+    remedy = "; for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS"
+    return f"about {duration(total)}: {parts}{remedy if total > LONG else ''}"
 
 
 def _row(run: PlannedRun) -> str:

@@ -175,10 +175,7 @@ def read_sweep(options: SweepOptions, given: Arguments) -> Sweep:
         for name in ("models", "algorithms"):
             if vars(options)[name]:
                 raise ArgumentError.of(name, vars(options)[name], "rows name their own; leave it out, or --rows")
-        rows = [
-            Row(row.name, {"model": model, "algorithm": algorithm, **row.options, "row": row.name})
-            for row in read_rows(options.rows)
-        ]
+        rows = read_rows(options.rows, {"model": model, "algorithm": algorithm})
     else:
         names = {name: name for name in options.models or ()} or {Path(options.recipe or model).stem: model}
         pairs = product(names.items(), options.algorithms or [algorithm])

@@ -87,9 +87,13 @@ class Row:
 
 
 def read_rows(
-    entries: Sequence[str | Mapping[str, Any]], ready: Mapping[str, Arguments] = MappingProxyType({})
+    entries: Sequence[str | Mapping[str, Any]],
+    base: Arguments = MappingProxyType({}),
+    ready: Mapping[str, Arguments] = MappingProxyType({}),
 ) -> list[Row]:
     """Reads rows from YAML files and tables of the form NAME: {OPTION: VALUE}, and from names of `ready` ones.
+
+    Each row has the options of `base`, unless it has others.
 
     Raises:
         ArgumentError: A row has no name or no table of options, or an option that the plan decides, or there are two
@@ -111,11 +115,12 @@ def read_rows(
         if decided := [option for option in canonical_names(options) if option in PLANNED + OF_DATA]:
             remedy = f"row {name!r} cannot have it, because all rows of a comparison share it; leave it out there"
             raise ArgumentError.of(decided[0], options[decided[0]], remedy)
-        values = checked(fields_of(RunOptions), options, f"row {name!r}")
         # None takes the option's default in place of what all rows have
-        row = Row(str(name), {**values, **{option: None for option, value in options.items() if value is None}})
-        if same := [other.name for other in rows.values() if same_setting("", other.options, row.options)]:
-            raise ArgumentError.of("rows", [same[0], row.name], "are the same row; leave one of them out")
+        defaults = {option: None for option, value in options.items() if value is None}
+        values = {**base, **checked(fields_of(RunOptions), options, f"row {name!r}"), **defaults}
+        if same := [row.name for row in rows.values() if same_setting("", {**values, "row": row.name}, row.options)]:
+            raise ArgumentError.of("rows", [same[0], str(name)], "are the same row; leave one of them out")
+        row = Row(str(name), {**values, "row": str(name)})
         if row.name in rows:
             raise ArgumentError.of("rows", row.name, "names two rows; give each a name of its own")
         rows[row.name] = row

@@ -181,8 +181,12 @@ def recommend(
     row = _cheapest(rows, names, reference)
     if len(names) == 1:
         return row, f"Take {row}: no other row is as good."
-    points = f"that are equal in practice, within {100 * equal_within:g} points of {reference}"
-    what = points if set(alike.values()) == {EQUAL} else "that cannot be told apart at new sites"
+    within = f"{100 * equal_within:g} point{'' if equal_within == 0.01 else 's'} of {reference}"
+    what = (
+        f"that are equal in practice, within {within}"
+        if set(alike.values()) == {EQUAL}
+        else "that cannot be told apart at new sites"
+    )
     return row, f"Take {row}, the cheapest of the rows {what}: {', '.join(names)}."
 
 
@@ -226,7 +230,8 @@ def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
         return []
     number, most, domains = len(pairs), pairs.pairs.max(), pairs.domains.max()
     smallest = number * smallest_p(most)
-    reach = f"The smallest p of {most} paired runs is {min(smallest, 1):.2g}, corrected for {number} rows"
+    corrected = f", corrected for {number} rows" if number > 1 else ""
+    reach = f"The smallest p of {most} paired runs is {min(smallest, 1):.2g}{corrected}"
     if domains < 2:
         return [f"{reach}. One held-out domain says nothing about new sites: hold out each domain in turn."]
     if smallest >= LEVEL:
@@ -309,7 +314,10 @@ def pairs_text(answer: Answer, format_: str) -> list[str]:
 def answer_frame(answer: Answer) -> pd.DataFrame:
     """Returns a line for each row: its numbers, and the difference to the reference, in percent and points."""
     rows, pairs = _in_percent(answer)
-    frame = pd.concat([100 * answer.domains, rows, pairs.set_index("first").add_prefix("pair_")], axis="columns")
+    frame = pd.concat(
+        [100 * answer.domains.add_prefix("accuracy_"), rows, pairs.set_index("first").add_prefix("pair_")],
+        axis="columns",
+    )
     return (
         frame.round(6)
         .assign(recommended=frame.index == answer.recommended)
