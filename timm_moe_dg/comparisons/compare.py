@@ -4,12 +4,12 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
-PROBE_RATE = 1e-3  # learning rate of a classifier alone
+PROBE_RATE = 1e-2  # learning rate of a classifier alone, which few steps at a lower one leave far from its best
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
@@ -187,7 +187,9 @@ def starting_options(
         remedy = f"is no vision transformer of timm; choose one such as {SOURCE} or deit_small_patch16_224"
         raise ArgumentError.of("source", options.source, remedy)
     patch, device = embedding.patch_size[0], default_device()
-    values: dict[str, Any] = {"img_size": ceil((benchmark.image_size or PIXELS[device]) / patch) * patch}
+    # A calibration takes longer than the few steps
+    values: dict[str, Any] = {"calibrate": False}
+    values["img_size"] = ceil((benchmark.image_size or PIXELS[device]) / patch) * patch
     values |= SHORT if benchmark.reported_split(domains) == "whole" else {}
     if options.initial_checkpoint:
         values["initial_checkpoint"] = options.initial_checkpoint
@@ -266,8 +268,8 @@ def measure(options: RunOptions) -> float:
         finally:
             leave_processes(accelerator, keep_group=False)
     filled, seconds_of_step = plan.options, (ends[-1] - ends[1]) / max(1, len(ends) - 2)
-    evaluation = (end - ends[-1]) * sum(map(len, plan.domains)) / len(evaluated.target)
-    evaluations = filled.steps // filled.eval_freq + 2  # the last step's, and that of the calibration
+    evaluation = (end - ends[-1]) * len(cast(Sized, run.evaluation.dataset)) / len(evaluated.target)
+    evaluations = filled.steps // filled.eval_freq + 1
     return ends[0] - begun + filled.steps * seconds_of_step + evaluations * evaluation
 
 

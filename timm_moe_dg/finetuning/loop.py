@@ -101,9 +101,10 @@ def finish(run: FineTuning, stop: Interruption) -> None:
     if run.accelerator.is_main_process:
         folder = run.plan.folder
         draw_learning_curves(folder.records, run.plan.names, folder.path)
-        # Of several processes, the others wait for no answer of this one
-        alone = run.accelerator.num_processes == 1
-        calibrate_run(run.plan, run.accelerator.device, stop.until_stopped if alone else iter)
+        if run.plan.options.calibrate:
+            # Of several processes, the others wait for no answer of this one
+            alone = run.accelerator.num_processes == 1
+            calibrate_run(run.plan, run.accelerator.device, stop.until_stopped if alone else iter)
         run.close()
 
 

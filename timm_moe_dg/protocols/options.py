@@ -272,6 +272,8 @@ class OutputOptions:
         help="steps between checkpoints, beside those at evaluations (default: none)")
     save_rules: Sequence[str] | None = option(None, role=NO_EFFECT, nargs="+", choices=FURTHER_RULES, metavar="RULE",
         help=f"save networks of further selection rules in RUN/best_RULE/: {', '.join(FURTHER_RULES)} (default: none)")
+    calibrate: bool = option(True, role=NO_EFFECT,
+        help="fit a temperature at the end, by one more pass over images (default: on)")
     log_tensorboard: bool = option(False, role=NO_EFFECT, help="write RUN/tensorboard/ (default: off)")
     log_wandb: bool = option(False, role=NO_EFFECT, help="log to Weights & Biases; files in RUN/wandb/ (default: off)")
 # fmt: on
