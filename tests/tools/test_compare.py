@@ -120,9 +120,10 @@ def test_tables_are_rows_and_words_reach_every_row(compare, tmp_path):
     assert {name: part["algorithm"] for name, part in args.items()} == {"dense": "CORAL", "whole": "CORAL"}
 
 
-def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photos, tmp_path):
+def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photos, tmp_path, capsys):
     words = ["--dataset", "folder", "--data-dir", str(photos), "--model", SCRATCH[1], "--output", str(tmp_path)]
     load_tool("finetune").main([*words, "--experiment", "base", "--test-domains", "a", *SHORT])
+    capsys.readouterr()
     source = ["--source", str(tmp_path / "base"), "--no-from-scratch", "--rows", "probe", "gmoe", "--domains", "b"]
     answered = json.loads(compare(*source, "--train", "upper", "--format", "json"))
     assert [row["model"] for row in answered["plan"]["rows"].values()] == [f"local-dir:{tmp_path}/base/best", "gmoe"]
