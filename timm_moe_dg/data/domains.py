@@ -92,14 +92,17 @@ class Domain(ABC, Generic[Stored]):
 
 
 class FileDomain(Domain[Stored]):
-    """A domain of image files, whose `images` are their paths."""
+    """A domain of image files, whose `images` are their paths, or of uint8 arrays, gray (H, W) or RGB (H, W, 3)."""
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as an RGB picture for people. Broken files are an `ImageReadError`."""
         return as_picture(self.pixels(index), self.bands)
 
     def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform, see `readers.images.read_pixels`."""
+        """Reads one image for a transform, see `readers.images.read_pixels`. Arrays are turned by `angle`."""
+        stored = self.images[index]
+        if isinstance(stored, np.ndarray):
+            return Image.fromarray(stored).rotate(self.angle, Image.Resampling.BILINEAR).convert("RGB")
         return read_pixels(self.file(index), self.bands, upright=self.upright)
 
 

@@ -13,12 +13,10 @@ from typing import TypeAlias
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image
 
 from ...errors import ArgumentError, DataError
 from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, places_of, take
 from .csv_tables import NAMES, below, choice, name_parser, read_csv
-from .images import Pixels
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 PARTS_OF_ROLES = {
@@ -61,11 +59,6 @@ class PlacesDomain(FileDomain[FileOrPixels]):
     """One domain of a `Places` table, named by role and group, such as "id Europe"."""
 
     metadata: np.ndarray = field(kw_only=True, repr=False)
-
-    def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform, from its file or from memory."""
-        image = self.images[index]
-        return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else super().pixels(index)
 
 
 def domains_of(
@@ -145,7 +138,7 @@ def read_place_folder(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
-        metadata=table.with_centers(paths).metadata(metadata_columns),
+        metadata=table.with_centers(paths).metadata(metadata_columns).astype(np.float32),
         part=np.array(parts),
         group=np.array(groups),
     )
