@@ -139,7 +139,7 @@ def folder(tmp_path):
 
 
 def test_metadata_by_path(folder):
-    paths = find_images([str(folder)])
+    paths = list(find_images([str(folder)]))
     table = folder / "a" / "places.csv"
     table.write_text(f"path,lon,lat\n{folder}/b.png,1.5,-2\nz.JPG,nan,nan\nelsewhere.png,7,7\nc.jpeg,3,4\n")
     np.testing.assert_array_equal([Metadata(table).of(path) for path in paths], [[3, 4], [np.nan, np.nan], [1.5, -2]])
