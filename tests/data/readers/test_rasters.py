@@ -56,8 +56,8 @@ def masked(path, values, internal=True, **options):
     return path
 
 
-def with_overviews(path):
-    gdal(path, values_of("u2"))
+def with_overviews(path, dtype="u2", bands=3):
+    masked(path, values_of(dtype, bands))
     with rasterio.open(path, "r+") as file:
         file.build_overviews([2, 4])
 
@@ -103,11 +103,13 @@ KINDS = {
     "YCbCr of JPEG": lambda path: gdal(path, values_of(), compress="jpeg", photometric="ycbcr"),
     "internal mask": lambda path: masked(path, values_of("u2")),
     "internal mask of 8 bits": lambda path: masked(path, values_of(), photometric="rgb"),
+    "internal mask of five bands": lambda path: masked(path, values_of("u2", 5)),
     "mask beside the file": lambda path: masked(path, values_of("u2"), internal=False),
     "nodata beside the file": by_pam,
     "transparency": transparent,
     "transparency of 16 bits": lambda path: transparent(path, "u2"),
-    "overviews": with_overviews,
+    "overviews of bands and mask": with_overviews,
+    "overviews of gray and mask": lambda path: with_overviews(path, "u1", bands=1),
 }
 
 
@@ -133,7 +135,7 @@ def test_image_tile_and_window_have_the_values_and_the_mask_of_gdal(tmp_path, ki
         missing |= np.isnan(values).all(axis=0)
     assert missing.sum() == (320 if {"mask", "nodata", "transparency", "nan"} & set(kind.split()) else 0)
     expected = np.where(missing, np.nan, values / (np.iinfo(dtype).max if dtype.kind in "iu" else 1))
-    for bands in (Bands(3), Bands(count, ("red", "green", "blue")[:count])):
+    for bands in [Bands(3)] * (count < 5) + [Bands(count, ("red", "green", "blue", "nir", "1610nm")[:count])]:
         for pixels in forms(tmp_path / "a.tif", bands):
             if isinstance(pixels, Image.Image):
                 pixels = np.asarray(pixels).transpose(2, 0, 1) / 255
@@ -160,16 +162,6 @@ def test_colors_become_rgb_as_pillow_has_them(tmp_path, write):
         expected = np.asarray(image.convert("RGB")).astype(int)
     for pixels in forms(tmp_path / "a.tif", Bands(3)):
         np.testing.assert_allclose(np.asarray(pixels).astype(int), expected, atol=1)  # rounding of YCbCr
-
-
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-@pytest.mark.parametrize("dtype", ["u1", "u2"])
-def test_colors_without_a_conversion_are_refused_in_all_forms(tmp_path, dtype, planar):
-    values = values_of(dtype)
-    values = values if planar == "separate" else values.transpose(1, 2, 0)
-    tifffile.imwrite(tmp_path / "a.tif", values, photometric="cielab", planarconfig=planar)
-    with pytest.raises(ImageReadError, match=r"a.tif': .*L\*a\*b\*"), open_raster(str(tmp_path / "a.tif")):
-        pass
 
 
 # Reflectance by the scale and offset of Sentinel-2, of its baseline 04.00 and of Landsat's Collection 2
