@@ -3,13 +3,12 @@
 import io
 import os
 import resource
-import struct
 import sys
-import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import rasterio
 import tifffile
 import torch
 from PIL import Image
@@ -137,23 +136,12 @@ def test_every_type_is_read_in_full_depth_without_in_chans(tmp_path, dtype, band
     np.testing.assert_allclose(read(tmp_path), expected, rtol=1e-5)
 
 
-def png_of_sixteen_bits(values, color_type):
-    """Writes (height, width, bands), which Pillow cannot."""
-    height, width = values.shape[:2]
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0),
-        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)),
-        b"IEND": b"",
-    }
-    parts = (struct.pack(">I", len(data)) + name + data for name, data in chunks.items())
-    sums = (struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks.items())
-    return b"\x89PNG\r\n\x1a\n" + b"".join(part + end for part, end in zip(parts, sums, strict=True))
-
-
-@pytest.mark.parametrize(("color_type", "bands"), [(0, 1), (4, 2), (2, 3), (6, 4)])
-def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands):
+@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, bands):
     values = RANDOM.integers(300, 500, (4, 6, bands), dtype=np.uint16)
-    (tmp_path / "a.png").write_bytes(png_of_sixteen_bits(values, color_type))
+    layout = {"count": bands, "height": 4, "width": 6, "dtype": "uint16"}
+    with rasterio.open(tmp_path / "a.png", "w", driver="PNG", **layout) as file:  # Pillow cannot
+        file.write(values.transpose(2, 0, 1))
     colors = np.broadcast_to(values[..., :1], (4, 6, 3)) if bands < 3 else values[..., :3]
     for file in (None, (tmp_path / "a.png").open("rb")):
         np.testing.assert_allclose(read(tmp_path, "a.png", file=file), colors.transpose(2, 0, 1) / 65535, rtol=1e-6)
@@ -164,13 +152,7 @@ def test_png_files_of_sixteen_bits_keep_all_of_them(tmp_path, color_type, bands)
 
 @pytest.mark.parametrize(
     ("name", "dtype", "bands"),
-    [
-        ("a.jp2", "u2", 1),
-        ("a.tif", "u2", 1),
-        ("a.png", "u2", 1),
-        ("a.png", "u1", 1),
-        ("a.png", "u1", 4),
-    ],
+    [("a.jp2", "u2", 1), ("a.tif", "u2", 1), ("a.png", "u2", 1), ("a.png", "u1", 1), ("a.png", "u1", 4)],
 )
 def test_files_that_pillow_writes_keep_all_bands_and_bits(tmp_path, name, dtype, bands):
     values = RANDOM.integers(0, 250, (4, 6, bands)).astype(dtype) * (250 if dtype == "u2" else 1)

@@ -19,11 +19,8 @@ from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, g
 from .csv_tables import NAMES, below, choice, name_parser, read_csv
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
-PARTS_OF_ROLES = {
-    "train": ("train", "id_val"),
-    "id": ("id_test", ""),
-    "ood": ("ood_test", "ood_val"),
-}  # inside, outside
+# Inside and outside
+PARTS_OF_ROLES = {"train": ("train", "id_val"), "id": ("id_test", ""), "ood": ("ood_test", "ood_val")}
 POOLED = "all"  # the group of domains in which groups are pooled
 COLUMNS = ("path", "label", "group")
 ALL_COLUMNS = (*COLUMNS, "split", "lon", "lat")
