@@ -42,12 +42,12 @@ _LOGGER = logging.getLogger(__name__)
 class TileOptions:
     """How a scene is cut."""
 
-    size: int = 224  # side of a tile in pixels
-    column: str = "label"  # property of GeoJSON features that holds their labels
-    cover: float = 0.5  # least share of a tile that its label covers
-    block: int = 8  # side of a block in tiles; a block is in one split
-    seed: int = 0  # of the split
-    split: str | None = None  # of all tiles; None to split by blocks
+    size: int  # side of a tile in pixels
+    column: str  # property of GeoJSON features that holds their labels
+    cover: float  # least share of a tile that its label covers
+    block: int  # side of a block in tiles; a block is in one split
+    seed: int  # of the split
+    split: str | None  # of all tiles; None to split by blocks
 
 
 def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tuple[list[Row], Mapping[str, int]]:

@@ -157,7 +157,7 @@ def read_folder(data_dir: DataDir, evaluating: bool = False) -> list[FolderDomai
     source, names = f"data_dir={str(root)!r}", subfolders(root)
     if not names:
         raise DataError(f"{source}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
-    check_spellings(source, dict.fromkeys(names, ("this folder",)), "domains")
+    check_spellings(source, ((name, "this folder") for name in names), "domains")
     places = {os.path.realpath(root / name): name for name in names}
     if doubled := sorted({*names} - {*places.values()}):  # which would be held out and trained on
         raise DataError(f"{source}: the domain {doubled[0]!r} has two names; remove the link to it")
@@ -201,7 +201,7 @@ def _check_classes(
 ) -> None:
     """Refuses classes that differ between domains, and domains and classes without images."""
     places = {label: [name for name, images in listings.items() if images.get(label)] for label in classes}
-    check_spellings(source, {label: names for label, names in places.items() if names})
+    check_spellings(source, ((label, name) for label, names in places.items() for name in names))
     lacking = {name: [label for label in classes if label not in images] for name, images in listings.items()}
     if any(lacking.values()) and not evaluating:
         differences = "; ".join(f"{name!r} lacks {', '.join(labels)}" for name, labels in lacking.items() if labels)

@@ -15,7 +15,7 @@ from unicodedata import normalize
 import numpy as np
 
 from ...errors import ArgumentError, DataError
-from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, places_of, take
+from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, take
 from .csv_tables import NAMES, below, choice, name_parser, read_csv
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
@@ -128,8 +128,8 @@ def read_place_folder(
         parts = table.parsed("split", choice(*PARTS), f"one of {', '.join(PARTS)}")
     elif not {"lon", "lat"} & table.keys():  # a TIFF file of a microscope has no georeference
         table |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
-    check_spellings(repr(str(table.path)), places_of(labels, groups))
-    check_spellings(repr(str(table.path)), places_of(groups, parts), "groups")
+    check_spellings(repr(str(table.path)), zip(labels, groups, strict=True))
+    check_spellings(repr(str(table.path)), zip(groups, parts, strict=True), "groups")
     classes = tuple(sorted(set(labels)))
     places = Places(
         classes=classes,
