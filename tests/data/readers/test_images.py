@@ -314,6 +314,7 @@ PALETTE = {"photometric": "palette", "colormap": np.zeros((3, 1 << 16), np.uint1
         (of_values((4, 6, 3), photometric="cielab"), ("red", "green", "blue"), r"L\*a\*b\*"),
         (of_values((3, 4, 6), photometric="cielab", planarconfig="separate"), 3, r"L\*a\*b\*"),
         (of_values((4, 6), **PALETTE), 3, "of more than 8 bits"),
+        (of_values((4, 6, 3), photometric="rgb", subfiletype=1), 3, "reduced ones"),
         # Which Pillow would halve
         (lambda path: path.write_bytes(b"P6 2 1 4095\n" + bytes(12)), 3, "of more than 8 bits"),
         (lambda path: path.write_bytes(b"P3 1 1 1023\n300 400 500\n"), 3, "of more than 8 bits"),

@@ -227,12 +227,6 @@ def test_a_first_page_that_is_a_thumbnail_is_skipped(tmp_path, tag, in_memory):
     np.testing.assert_array_equal(np.asarray(read_pixels(str(path), file=content)).transpose(2, 0, 1), values_of())
 
 
-def test_a_file_of_reduced_images_alone_is_refused(tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((16, 16, 3), np.uint8), photometric="rgb", subfiletype=1)
-    with pytest.raises(ImageReadError, match=r"a.tif': .*reduced ones"):
-        read_pixels(str(tmp_path / "a.tif"))
-
-
 @pytest.mark.parametrize("pages", [2, 3, 4])
 def test_pages_of_a_document_are_no_bands(tmp_path, pages, caplog):
     values = values_of(bands=pages)
