@@ -12,7 +12,6 @@ from timm_moe_dg.data.readers.rasters import places_of
 
 rasterio = pytest.importorskip("rasterio")
 warp = pytest.importorskip("rasterio.warp")
-WHOLE = [("a", (0, 0, 128, 96))]
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def scene(tmp_path):
 @pytest.fixture
 def whole(tmp_path):
     """One label for a whole scene."""
-    return write_labels(tmp_path / "labels.geojson", WHOLE)
+    return write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 96))])
 
 
 def labels_of(rows):

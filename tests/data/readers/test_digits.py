@@ -18,11 +18,6 @@ from timm_moe_dg.data.readers.places import PlacesDomain
 from timm_moe_dg.errors import DataError
 
 
-@pytest.fixture(scope="module")
-def domains():
-    return digits.rotated_digits()
-
-
 def domains_turned_by(monkeypatch, angle):
     monkeypatch.setattr(digits, "ANGLES", (angle,) * 6)
     return digits.rotated_digits()

@@ -77,10 +77,6 @@ def transparent(path, dtype="u1"):
     gdal(path, values, photometric="rgb", alpha="yes")
 
 
-def not_a_number(path):
-    gdal(path, hidden(values_of("f4"), np.nan))
-
-
 KINDS = {
     "uint8": lambda path: gdal(path, values_of(), photometric="rgb"),
     "gray uint8": lambda path: gdal(path, values_of(bands=1)),
@@ -89,7 +85,7 @@ KINDS = {
     "uint32": lambda path: gdal(path, values_of("u4")),
     "float32": lambda path: gdal(path, values_of("f4")),
     "float64": lambda path: gdal(path, values_of("f8")),
-    "floats with nan": not_a_number,
+    "floats with nan": lambda path: gdal(path, hidden(values_of("f4"), np.nan)),
     "floats of nodata": lambda path: gdal(path, hidden(values_of("f4"), -3.4028234663852886e38), nodata=-3.4e38),
     "planar": lambda path: gdal(path, values_of("u2"), interleave="band"),
     "tiled": lambda path: gdal(path, values_of("u2"), tiled=True, blockxsize=16, blockysize=16),
