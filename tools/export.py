@@ -84,7 +84,7 @@ def make_inputs(model: LoadedModel, sources: Sequence[str] | None) -> Inputs:
     """The images to compare on, with random metadata for a model that reads any."""
     if not sources and not model.bands.is_rgb:
         raise ArgumentError.of("images", None, f"the model takes {model.bands.count} bands; give such files")
-    images = [read_pixels(path, model.bands) for path in find_images(sources)] if sources else photographs()
+    images = [read_pixels(path, model.bands) for path in list(find_images(sources))] if sources else photographs()
     # Batches of several sizes are compared, so that a few images are repeated
     images = (images * SAMPLES)[: max(len(images), SAMPLES)]
     metadata = sample_metadata(model.network, len(images))

@@ -8,7 +8,7 @@ from PIL import Image
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.run_view import choose_images, choose_pictures, class_index, open_run, picture_names
 from timm_moe_dg.data import FolderDomain
-from timm_moe_dg.data.readers.digits import DigitsDomain
+from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.errors import DataError, ImageReadError
 
 
@@ -66,7 +66,7 @@ def test_the_same_stem_stands_in_one_column():
 def test_domains_without_common_pictures_or_names_have_their_own():
     domains = [domain("a/cat/1.png", "a/cat/2.png"), domain("b/cat/3.png", "b/dog/4.png")]
     assert choose_pictures(domains, 0, 2, by_path=True) == [[0, 1], [0, None]]
-    nameless = DigitsDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
+    nameless = FileDomain("a", ("cat", "dog"), [1, 0, 0], [np.zeros((2, 2), np.uint8)] * 3)
     assert picture_names(nameless, by_path=True) is None
     assert choose_pictures([nameless, nameless], 0, 5) == [[1, 2], [1, 2]]
 

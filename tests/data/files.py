@@ -17,7 +17,6 @@ from timm_moe_dg.data import Benchmark, Domain, get_benchmark
 from timm_moe_dg.data.inspection import digest, fingerprint
 
 CLASSES = tuple(f"class_{index}" for index in range(7))
-MAGIC = {3: b"\x00\x00\x08\x03", 1: b"\x00\x00\x08\x01"}
 
 
 def write_image(path: Path, gray: int = 0) -> None:
@@ -50,7 +49,7 @@ def small(name: str, **changes: Any) -> Benchmark:
 def write_idx(path: Path, values: np.ndarray, zipped: bool = False) -> Path:
     """Writes unsigned bytes, as the IDX format is described."""
     sizes = b"".join(struct.pack(">I", size) for size in values.shape)
-    content = MAGIC[values.ndim] + sizes + values.astype(np.uint8).tobytes()
+    content = bytes([0, 0, 8, values.ndim]) + sizes + values.astype(np.uint8).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if zipped else content)
     return path

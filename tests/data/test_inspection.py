@@ -26,7 +26,7 @@ from timm_moe_dg.data.inspection import (
     with_decided_values,
     with_readable,
 )
-from timm_moe_dg.data.readers.digits import CLASSES, DigitsDomain
+from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
 
 
@@ -88,7 +88,7 @@ def test_statistics_are_those_of_all_training_pixels(bands):
 def test_statistics_of_photographs_are_of_their_channels_from_0_to_1():
     levels = np.zeros((4, 6, 3), np.uint8)
     levels[:2, :, 0], levels[:, :3, 1], levels[..., 2] = 255, 102, 51
-    photographs = DigitsDomain("a", ("x",), [0], [levels])
+    photographs = FileDomain("a", ("x",), [0], [levels])
     statistics = band_statistics([photographs], [Split(np.array([0]), np.arange(0))], [0])
     np.testing.assert_allclose(statistics, [[0.5, 0.2, 0.2], [0.5, 0.2, 1], [0, 0, 0.2], [1, 0.4, 0.2]])
     assert statistics.describe().splitlines()[0] == "  band 1: 0 to 1, mean 0.5, deviation 0.5"
@@ -232,7 +232,7 @@ def test_a_domains_digests_do_not_depend_on_other_domains(tmp_path):
 
 def test_images_in_memory_count_by_their_pixels():
     def of_digits(*images, targets=(0, 1)):
-        return fingerprint([DigitsDomain("a", CLASSES, list(targets), [np.array(image, np.uint8) for image in images])])
+        return fingerprint([FileDomain("a", CLASSES, list(targets), [np.array(image, np.uint8) for image in images])])
 
     before = of_digits([[1, 2]], [[3, 4]])
     assert difference(before, of_digits([[1, 2]], [[3, 4]])) is None

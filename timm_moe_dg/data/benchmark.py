@@ -128,8 +128,14 @@ class Benchmark:
         options |= {"evaluating": True} if evaluating and self.takes_evaluating else {}
         domains = self.reader(self._folder(data_dir) if self.aliases else data_dir, **options)
         self._compare(domains)
-        domains = self._with_bands(domains, Bands.of(bands))
-        return domains if self.upright else [replace(domain, upright=False) for domain in domains]
+        changes: dict[str, Any] = {} if self.upright else {"upright": False}
+        bands = Bands.of(bands)
+        if not bands.is_rgb:
+            if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
+                remedy = "leave it out, or use --dataset folder or place_folder"
+                raise ArgumentError.of(*bands.option, f"images of {self.name} have {RGB} bands; {remedy}")
+            changes["bands"] = bands
+        return [replace(domain, **changes) for domain in domains] if changes else domains
 
     def check_data_dir(self, data_dir: DataDir) -> None:
         """Refuses a folder that `read` would ignore, by an `ArgumentError`."""
@@ -159,15 +165,6 @@ class Benchmark:
             if len(domain) != expected:
                 text = "dataset=%r: %s holds %d images where %d were published; results do not compare"
                 _LOGGER.warning(text, self.name, domain.name, len(domain), expected)
-
-    def _with_bands(self, domains: Sequence[Domain], bands: Bands) -> Sequence[Domain]:
-        """Makes domains read these bands of their files. Those of images that are not files have three only, RGB."""
-        if bands.is_rgb:
-            return domains
-        if not all(isinstance(image, str | bytes) for domain in domains for image in domain.images[:1]):
-            remedy = f"images of {self.name} have {RGB} bands; leave it out, or use --dataset folder or place_folder"
-            raise ArgumentError.of(*bands.option, remedy)
-        return [replace(domain, bands=bands) for domain in domains]
 
     def _layout(self) -> str:
         folders = "".join(f" or {alias}/DOMAIN/CLASS/IMAGE" for alias in self.aliases[:1])

@@ -12,8 +12,7 @@ Images from places or cameras have official splits, or DomainBed's form. WILDS's
 numbers, so they have different names here.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -30,19 +29,15 @@ _DIGITS = "scikit-learn's load_digits (UCI, test part)"
 _HPARAMS = {**DEFAULTS, "lr": 3e-4, "batch_size": 16}
 
 
-def _images_dealt_in_turn(domains: tuple[str, ...]) -> dict[str, int]:
+def _images_dealt_in_turn(domains: Collection[object]) -> dict[str, int]:
     # MNIST and Fashion-MNIST have 70,000 images each.
-    return {name: len(range(position, 70_000, len(domains))) for position, name in enumerate(domains)}
+    return {str(name): len(range(position, 70_000, len(domains))) for position, name in enumerate(domains)}
 
 
 def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> tuple[Benchmark, Benchmark]:
     """DomainBed's two benchmarks from one set of files."""
-    angles, colors = tuple(map(str, digits.ANGLES)), tuple(digits.COLOR_NOISE)
-    rotated = Benchmark(
-        name=f"Rotated{prefix}",
-        reader=lambda data_dir: digits.read_rotated(data_dir, release),
-        classes=release.classes,
-        images=_images_dealt_in_turn(angles),
+    row = partial(
+        Benchmark,
         hparams={**DEFAULTS, "lr": 1e-3, "batch_size": 64},
         search_space="small_images",
         checkpoint_freq=100,
@@ -53,14 +48,17 @@ def _domainbed(release: IdxRelease, prefix: str, source: str, license: str) -> t
         license=license,
         layout="four IDX files",
     )
-    colored = replace(
-        rotated,
+    rotated = row(
+        name=f"Rotated{prefix}",
+        reader=partial(digits.read_rotated, release=release),
+        classes=release.classes,
+        images=_images_dealt_in_turn(digits.ANGLES),
+    )
+    colored = row(
         name=f"Colored{prefix}",
-        reader=lambda data_dir: digits.read_colored(data_dir, release),
-        domains=colors,
+        reader=partial(digits.read_colored, release=release),
         classes=digits.COLORED_CLASSES,
-        num_classes=len(digits.COLORED_CLASSES),
-        images=_images_dealt_in_turn(colors),
+        images=_images_dealt_in_turn(digits.COLOR_NOISE),
     )
     return rotated, colored
 
@@ -221,10 +219,9 @@ PHOTOGRAPH_ROWS = (
 )
 
 
-_FMOW_LICENSE = "FMoW Challenge Public License"
 _WILDS = {**DEFAULTS, "lr": 1e-4, "batch_size": 64}
 
-_release = partial(Benchmark, upright=False, license=_FMOW_LICENSE, layout="`fmow_v1.1`")
+_release = partial(Benchmark, upright=False, license="FMoW Challenge Public License", layout="`fmow_v1.1`")
 _fmow_domains = partial(_release, num_classes=62, checkpoint_freq=100, eval_train=True)
 _fmow = partial(_release, hparams=_WILDS, steps=60_001, checkpoint_freq=2000, published={"classes": 62})
 _earth = partial(

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -92,14 +92,17 @@ class Domain(ABC, Generic[Stored]):
 
 
 class FileDomain(Domain[Stored]):
-    """A domain of image files, whose `images` are their paths."""
+    """A domain of image files, whose `images` are their paths, or of uint8 arrays, gray (H, W) or RGB (H, W, 3)."""
 
     def image(self, index: int) -> Image.Image:
         """Reads one image as an RGB picture for people. Broken files are an `ImageReadError`."""
         return as_picture(self.pixels(index), self.bands)
 
     def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform, see `readers.images.read_pixels`."""
+        """Reads one image for a transform, see `readers.images.read_pixels`. Arrays are turned by `angle`."""
+        stored = self.images[index]
+        if isinstance(stored, np.ndarray):
+            return Image.fromarray(stored).rotate(self.angle, Image.Resampling.BILINEAR).convert("RGB")
         return read_pixels(self.file(index), self.bands, upright=self.upright)
 
 
@@ -136,26 +139,21 @@ def normalized(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def places_of(names: Iterable[str], places: Iterable[str]) -> Mapping[str, Collection[str]]:
-    """Returns for each name the places of the rows that have it."""
-    places_by_name: dict[str, set[str]] = defaultdict(set)
-    for name, place in zip(names, places, strict=True):
-        places_by_name[name].add(place)
-    return places_by_name
-
-
-def check_spellings(source: str, places: Mapping[str, Collection[str]], kind: str = "classes") -> None:
-    """Compares the names of classes, each with the names of the domains that hold images of it, or other names.
+def check_spellings(source: str, names_and_places: Iterable[tuple[str, str]], kind: str = "classes") -> None:
+    """Compares the names of classes, each with the name of a domain that holds images of it, or other names.
 
     Names that differ by spaces, invisible characters or the form of a number, such as "1" and "1.0", are a `DataError`.
     So are names that differ by case or punctuation and occur in no domain together. Otherwise these are a warning.
     """
+    places: dict[str, set[str]] = defaultdict(set)
+    for name, place in names_and_places:
+        places[name].add(place)
     for plain in (_visible, _loose):
         alike = defaultdict(list)
         for name in places:
             alike[plain(name)].append(name)
         for names in (names for names in alike.values() if len(names) > 1):
-            apart = not set.intersection(*(set(places[name]) for name in names))
+            apart = not set.intersection(*(places[name] for name in names))
             show = repr if len({*map(normalized, names)}) == len(names) else ascii
             listing = ", ".join(f"{show(name)} in {listed(places[name])}" for name in names)
             message = f"{source}: these {kind} differ by spelling alone: {listing}"

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -269,8 +269,8 @@ def short(tables: Fingerprint) -> str:
 
 def same_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two domains hold the same images, whatever their names, labels and metadata are."""
-    parts = ("images", "names", "contents", "readable")
-    return all(first.get(part) == second.get(part) for part in parts) and _same_sample(first, second)
+    parts = ("images", "names", "contents", "sample", "readable")
+    return all(first.get(part) == second.get(part) for part in parts)
 
 
 def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tuple(PARTS)) -> str | None:
@@ -280,15 +280,10 @@ def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tup
         return f"the domains are {', '.join(names)} and were {', '.join(old_names)}"
     for old, new in zip(before, now, strict=True):
         for part in parts:
-            if not (_same_sample(old, new) if part == "sample" else old.get(part) == new.get(part)):
+            if old.get(part) != new.get(part):
                 counts = f" ({new[part]}, and it was {old.get(part)})" if part == "images" else ""
                 return f"domain {new['name']!r} differs in {PARTS[part]}{counts}"
     return None
-
-
-def _same_sample(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether the content of two domains is the same, or not recorded for one of them."""
-    return None in (first.get("sample"), second.get("sample")) or first["sample"] == second["sample"]
 
 
 def digest(*parts: np.ndarray | bytes) -> str:
@@ -305,19 +300,17 @@ def _images(domain: Domain) -> tuple[str, str | None, str | None]:
     """Digests of the images' names, of sizes or pixels, and of a sample; None for neither files nor arrays."""
     images = domain.images
     if isinstance(domain, HubDomain):
-        paths, sizes = domain.stored()
-        return *_files(paths, sizes), digest(*(_content(domain.content(index)) for index in _sampled(sizes)))
+        return _files(*domain.stored(), domain.content)
     if len(images) and isinstance(images[0], str | bytes):
         paths = images if isinstance(images, np.ndarray) and images.dtype.kind == "S" else file_names(images)
-        sizes = np.full(len(paths), UNKNOWN)
-        return *_files(paths, sizes), digest(*(_content(os.fsdecode(paths[index])) for index in _sampled(sizes)))
+        return _files(paths, np.full(len(paths), UNKNOWN), domain.file)
     names = digest("\n".join(domain.file(index) for index in range(len(images))).encode())
     arrays = all(isinstance(image, np.ndarray) for image in images)
     return names, digest(b"".join(image.tobytes() for image in images)) if arrays else None, None
 
 
-def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
-    """Digests of paths below the folder that all of them share, and of sizes, which are filled in where unknown."""
+def _files(paths: np.ndarray, sizes: np.ndarray, content: Callable[[int], str | bytes]) -> tuple[str, str, str]:
+    """Digests of paths below their common folder, of sizes, which are filled in where unknown, and of a sample."""
     letters = paths[:, None].view(np.uint8)
     shared = (letters == letters[0]).all(axis=0)
     start = bytes(letters[0, : len(shared) if shared.all() else shared.argmin()]).rfind(os.sep.encode()) + 1
@@ -325,12 +318,9 @@ def _files(paths: np.ndarray, sizes: np.ndarray) -> tuple[str, str]:
     sizes[unknown] = np.fromiter(map(_size, paths[unknown].tolist()), np.int64, len(unknown))
     # The type of the paths may have room for longer ones of other domains
     end = int((np.flatnonzero(letters.any(axis=0)) + 1).max(initial=start))
-    return digest(letters[:, start:end]), digest(sizes)
-
-
-def _sampled(sizes: np.ndarray) -> list[int]:
-    """Positions of the files whose content is read."""
-    return _spread(len(sizes), SAMPLED if 2 * len(np.unique(sizes)) > len(sizes) else SAMPLED_OF_EQUAL)
+    sampled = _spread(len(sizes), SAMPLED if 2 * len(np.unique(sizes)) > len(sizes) else SAMPLED_OF_EQUAL)
+    sample = digest(*(_content(content(index)) for index in sampled))
+    return digest(letters[:, start:end]), digest(sizes), sample
 
 
 def _content(image: str | bytes) -> bytes:

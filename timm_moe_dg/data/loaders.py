@@ -139,24 +139,20 @@ class AugmentedValidation:
             return self.transform(image)
 
 
+@dataclass(eq=False)
 class EvaluationImages(Dataset):
     """Every image of every domain, once, with its group: 2 * domain for "in" images, 2 * domain + 1 for "out"."""
 
-    def __init__(
-        self,
-        domains: Sequence[Domain],
-        splits: Sequence[Split],
-        transform: Transform,
-        *,
-        with_metadata: bool = False,
-        augmented: AugmentedValidation | None = None,
-    ) -> None:
-        self.domains = domains
-        self.transform = transform
-        self.with_metadata = with_metadata
-        self.augmented = augmented
+    domains: Sequence[Domain]
+    splits: Sequence[Split]
+    transform: Transform
+    _: KW_ONLY
+    with_metadata: bool = False
+    augmented: AugmentedValidation | None = None
+
+    def __post_init__(self) -> None:
         # Arrays rather than lists, so that loader workers share their memory.
-        parts = [part for split in splits for part in (split.inside, split.outside)]
+        parts = [part for split in self.splits for part in (split.inside, split.outside)]
         self.positions = np.concatenate(parts)
         self.groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 

@@ -305,7 +305,7 @@ def image_groups(domains: Sequence[Domain], args: Mapping[str, Any]) -> list[lis
         place = "does not match" if "(" in given else "has no row in metadata.csv for"
         many = f"{len(lacking)} of {sum(map(len, paths))} images, such as {os.path.relpath(lacking[0], root)!r}"
         raise ArgumentError.of("group_column", given, f"{place} {many}; every image needs a group")
-    check_spellings(f"group_column={given!r}", dict.fromkeys(names.values(), ("the data",)), "groups")
+    check_spellings(f"group_column={given!r}", ((name, "the data") for name in names.values()), "groups")
     return [[names[path] for path in files] for files in paths]
 
 

@@ -42,12 +42,12 @@ _LOGGER = logging.getLogger(__name__)
 class TileOptions:
     """How a scene is cut."""
 
-    size: int = 224  # side of a tile in pixels
-    column: str = "label"  # property of GeoJSON features that holds their labels
-    cover: float = 0.5  # least share of a tile that its label covers
-    block: int = 8  # side of a block in tiles; a block is in one split
-    seed: int = 0  # of the split
-    split: str | None = None  # of all tiles; None to split by blocks
+    size: int  # side of a tile in pixels
+    column: str  # property of GeoJSON features that holds their labels
+    cover: float  # least share of a tile that its label covers
+    block: int  # side of a block in tiles; a block is in one split
+    seed: int  # of the split
+    split: str | None  # of all tiles; None to split by blocks
 
 
 def cut_tiles(scene: str, labels: str, folder: Path, options: TileOptions) -> tuple[list[Row], Mapping[str, int]]:
@@ -217,12 +217,10 @@ def _with_points(shape: Any, step: float) -> Any:
 
 def _ring(ring: Sequence[Sequence[float]], step: float) -> list[list[float]]:
     corners = np.array([corner[:2] for corner in ring], float)
-    edges = np.diff(corners, axis=0)
-    counts = np.ceil(np.abs(edges).max(axis=1) / step).clip(1).astype(int)
-    edge = np.repeat(np.arange(len(edges)), counts)
-    place = np.arange(len(edge)) - (np.cumsum(counts) - counts)[edge]  # of a point on its edge
-    points = corners[edge] + edges[edge] * (place / counts[edge])[:, None]
-    return [*points.tolist(), corners[-1].tolist()]
+    counts = np.ceil(np.abs(np.diff(corners, axis=0)).max(axis=1) / step).clip(1).astype(int)
+    places = [edge + part / count for edge, count in enumerate(counts) for part in range(count)]  # in edges
+    points = [np.interp([*places, len(counts)], range(len(corners)), axis) for axis in corners.T]
+    return np.stack(points, axis=1).tolist()
 
 
 def _most_frequent(codes: np.ndarray, cover: float) -> int | None:

@@ -28,7 +28,7 @@ from ..data.readers.csv_tables import (
     slashes,
     text_table,
 )
-from ..data.readers.folders import describe_left_out, image_paths, is_hidden, kind_of
+from ..data.readers.folders import describe_left_out, find_images, is_hidden, kind_of
 from ..data.readers.images import Transform, image_extensions, read_pixels, warn_if_squeezed
 from ..errors import DataError, ImageReadError
 
@@ -86,7 +86,7 @@ def image_rows(sources: Sequence[str], names: MetadataNames) -> Iterator[ImageRo
     WebDataset writes it: the .json beside an image may hold the metadata. The order is always the same.
     """
     left_out: Counter[str] = Counter()
-    for path in image_paths(sources):
+    for path in find_images(sources):
         suffix = Path(path).suffix.lower()
         if suffix in LISTS:
             yield from _listed(Path(path), names)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Domain, Split
-from ..data.domains import check_spellings, listed, normalized, places_of
+from ..data.domains import check_spellings, listed, normalized
 from ..errors import ArgumentError, CheckpointError, check_name
 from .build import UNUSED, Network, build_network, saved_config
 
@@ -140,7 +140,7 @@ def match_classes(
     classes, names = domains[0].classes, tuple(map(normalized, label_names(network) or ()))
     if not set(names) & set(classes) or set(names) == set(classes):
         return domains, splits, class_positions(network, classes)
-    check_spellings("classes", places_of([*classes, *names], ["the data"] * len(classes) + ["the model"] * len(names)))
+    check_spellings("classes", [(name, "the data") for name in classes] + [(name, "the model") for name in names])
     positions = {name: position for position, name in enumerate(names)}
     renumbered = np.array([positions.get(name, -1) for name in classes])
     counts = np.bincount(np.concatenate([domain.targets for domain in domains]), minlength=len(classes))

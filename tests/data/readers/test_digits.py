@@ -13,20 +13,9 @@ from tests.data.files import signature, write_release
 from tests.references import domainbed_mnist as reference
 from timm_moe_dg.data import evaluation_transform, get_benchmark
 from timm_moe_dg.data.readers import digits
-from timm_moe_dg.data.readers.digits import (
-    CONTINENTS,
-    HELD_OUT,
-    RULES,
-    geo_digits,
-    read_images_and_labels,
-)
+from timm_moe_dg.data.readers.digits import CONTINENTS, HELD_OUT, RULES, geo_digits, read_images_and_labels
 from timm_moe_dg.data.readers.places import PlacesDomain
 from timm_moe_dg.errors import DataError
-
-
-@pytest.fixture(scope="module")
-def domains():
-    return digits.rotated_digits()
 
 
 def domains_turned_by(monkeypatch, angle):

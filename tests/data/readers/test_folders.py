@@ -185,4 +185,4 @@ def test_images_come_in_the_order_of_sources_and_paths(folder, sources, expected
 def test_a_source_without_images_is_refused(folder, source):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=r"images="):
-        find_images([str(folder), source])
+        list(find_images([str(folder), source]))

@@ -90,6 +90,9 @@ def own_rows(**columns: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+OWN_NAMES = {name: f"my_{name}" for name in ("path", "label", "group", "split", "lon", "lat")}
+
+
 def write_own(root: Path, rows: list[dict[str, Any]]) -> Path:
     for row in range(6):
         write_image(root / "tiles" / f"{row}.png", gray=20 * row)
@@ -121,56 +124,33 @@ def test_data_for_evaluation_need_no_training_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "changed", "message"),
     [
-        (2, {"lon": ""}, "'lon' .*lines 4"),
-        (0, {"lat": "north"}, "'lat' .*lines 2"),
-        (5, {"lat": "111.5"}, r"'lat' .*lines 7.*-90\.\.90"),
-        (1, {"lon": "190"}, r"'lon' .*lines 3.*-180\.\.180"),
-        (3, {"split": "validation"}, "'split' .*lines 5.*id_val"),
-        (4, {"group": ""}, "'group' .*lines 6"),
-        (0, {"label": " "}, "'label' .*lines 2"),
+        (2, {"lon": ""}, "{lon}' .*lines 4"),
+        (0, {"lat": "north"}, "{lat}' .*lines 2"),
+        (5, {"lat": "111.5"}, r"{lat}' .*lines 7.*-90\.\.90"),
+        (1, {"lon": "190"}, r"{lon}' .*lines 3.*-180\.\.180"),
+        (3, {"split": "validation"}, "{split}' .*lines 5.*id_val"),
+        (4, {"group": ""}, "{group}' .*lines 6"),
+        (0, {"label": " "}, "{label}' .*lines 2"),
         (4, {"label": "Forest"}, "spelling"),
         (4, {"label": "forest\u200b"}, "spelling"),
-        (4, {"label": "NaN"}, "'label' .*lines 6"),
-        (2, {"group": "west"}, r"split='id_val': .*\(west\)"),  # which has no training row
-        (5, {"path": "tiles/./0.png"}, r"lines 2 and 7 have the same path '.*0\.png'"),
-        *((0, {"path": path}, "'path' .*lines 2") for path in ("tiles/none.png", "tiles", "x" * 5000)),
-        *((0, {"path": path}, "'path' .*lines 2") for path in ("../outside.png", "tiles/../../outside.png", "/abs")),
+        (4, {"label": "NaN"}, "{label}' .*lines 6"),
+        (2, {"group": "west"}, r"{split}='id_val': .*\(west\)"),  # which has no training row
+        (5, {"path": "tiles/./0.png"}, r"lines 2 and 7 have the same {path} '.*0\.png'"),
+        *((0, {"path": path}, "{path}' .*lines 2") for path in ("tiles/none.png", "tiles", "x" * 5000)),
+        *((0, {"path": path}, "{path}' .*lines 2") for path in ("../outside.png", "tiles/../../outside.png", "/abs")),
     ],
 )
-def test_missing_and_wrong_fields_are_named_by_line(tmp_path, row, changed, message) -> None:
+def test_missing_and_wrong_fields_are_named_by_line_and_the_table_s_own_columns(tmp_path, row, changed, message):
     write_image(tmp_path / "outside.png", gray=9)
     rows = own_rows()
     if changed.get("path") == "/abs":
         changed = {"path": str(tmp_path / "outside.png")}
     rows[row] |= changed
-    with pytest.raises(DataError, match=message) as caught:
-        read_place_folder(write_own(tmp_path / "own", rows))
-    assert "\n" not in str(caught.value)
-
-
-OWN_NAMES = {name: f"my_{name}" for name in ("path", "label", "group", "split", "lon", "lat")}
-
-
-@pytest.mark.parametrize(
-    ("row", "changed"),
-    [
-        (1, {"label": ""}),
-        (1, {"label": "NA"}),
-        (0, {"path": "none.png"}),
-        (5, {"path": "tiles/0.png"}),  # as in the first row
-        (4, {"group": " "}),
-        (3, {"split": "validation"}),
-        (2, {"split": "id_val", "group": "west"}),
-        (1, {"lon": "190"}),
-        (0, {"lat": "north"}),
-    ],
-)
-def test_wrong_fields_are_named_by_the_table_s_own_columns(tmp_path, row, changed):
-    rows = own_rows()
-    rows[row] |= changed
-    write_own(tmp_path, [{OWN_NAMES[name]: value for name, value in fields.items()} for fields in rows])
-    with pytest.raises(DataError, match=f"my_{next(iter(changed))}"):
-        read_place_folder(tmp_path, columns=OWN_NAMES)
+    for names in ({name: name for name in OWN_NAMES}, OWN_NAMES):
+        write_own(tmp_path / "own", [{names[name]: value for name, value in fields.items()} for fields in rows])
+        with pytest.raises(DataError, match=message.format(**names)) as caught:
+            read_place_folder(tmp_path / "own", columns=names)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_coordinate_is_named_by_the_table_s_own_columns(tmp_path):

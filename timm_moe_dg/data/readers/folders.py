@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -27,7 +26,7 @@ DEPTH = 3  # of DOMAIN/CLASS/IMAGE
 _LOGGER = logging.getLogger(__name__)
 
 
-def walk_images(folder: str, left_out: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+def walk_images(folder: str, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Yields folder and name of each image, to any depth, in the order of paths, with one folder's names in memory.
 
     Images are files with an extension that Pillow reads. `left_out` counts the others by their extension. Hidden files
@@ -35,13 +34,8 @@ def walk_images(folder: str, left_out: Counter[str] | None = None) -> Iterator[t
     a circle, or lead to images that are listed elsewhere.
     """
     suffixes = image_extensions()
-    try:
-        with os.scandir(folder) as entries:
-            # With the separator, names of folders sort as paths do
-            names = sorted(entry.name + os.sep * entry.is_dir() for entry in entries if not is_hidden(entry.name))
-    except OSError as error:
-        _raise_not_listed(error)
-    for name in names:
+    # With the separator, names of folders sort as paths do
+    for name in sorted(name + os.sep * is_folder for name, is_folder in _visible(folder)):
         path = os.path.join(folder, name.removesuffix(os.sep))
         if name.endswith(os.sep):
             if os.path.islink(path):
@@ -49,7 +43,7 @@ def walk_images(folder: str, left_out: Counter[str] | None = None) -> Iterator[t
             yield from walk_images(path, left_out)
         elif name.lower().endswith(suffixes):
             yield folder, name
-        elif left_out is not None:
+        else:
             left_out[kind_of(name)] += 1
 
 
@@ -73,14 +67,11 @@ def is_hidden(path: str) -> bool:
 
 def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     """Lists the names of a folder's folders, sorted, with links and without hidden ones. All must be UTF-8."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not is_hidden(entry.name)]
-            names = sorted(entry.name for entry in visible if entry.is_dir())
-            if broken := sorted(entry.path for entry in visible if not os.path.exists(entry.path)):
-                _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
-    except OSError as error:
-        _raise_not_listed(error)
+    visible = _visible(folder)
+    names = sorted(name for name, is_folder in visible if is_folder)
+    paths = sorted(os.path.join(folder, name) for name, _ in visible)
+    if broken := [path for path in paths if not os.path.exists(path)]:
+        _LOGGER.warning("links to nothing are left out: %s", ", ".join(broken))
     for name in names:
         # Python puts surrogates in place of bytes that it cannot decode
         if any("\ud800" <= letter <= "\udfff" for letter in name):
@@ -88,21 +79,21 @@ def subfolders(folder: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def _raise_not_listed(error: OSError) -> NoReturn:
-    raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error
+def _visible(folder: str | os.PathLike[str]) -> list[tuple[str, bool]]:
+    """Lists the names in a folder that are not hidden, and whether each is a folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.is_dir()) for entry in entries if not is_hidden(entry.name)]
+    except OSError as error:
+        raise DataError(f"folder={error.filename!r}: cannot be listed ({error.strerror}); make it readable") from error
 
 
-def find_images(sources: Sequence[str]) -> list[str]:
-    """Lists image files in the order of the sources, sorted by path within each, every file once.
+def find_images(sources: Sequence[str]) -> Iterator[str]:
+    """Yields image files in the order of the sources, sorted by path within each, every file once.
 
     Sources are files with any extension, patterns with *, ? and **, or folders, in which files with an extension that
-    Pillow reads are searched at any depth. The log counts the other files of folders.
+    Pillow reads are searched at any depth. The log counts the other files of folders. One folder's names are in memory.
     """
-    return list(image_paths(sources))
-
-
-def image_paths(sources: Sequence[str]) -> Iterator[str]:
-    """Yields the paths of `find_images`. Of folders, one folder's names are in memory at a time."""
     left_out: Counter[str] = Counter()
     folders, files = list[str](), set[str]()  # absolute paths of what was yielded before
     for source in sources:
@@ -166,7 +157,7 @@ def read_folder(data_dir: DataDir, evaluating: bool = False) -> list[FolderDomai
     source, names = f"data_dir={str(root)!r}", subfolders(root)
     if not names:
         raise DataError(f"{source}: holds no domain folders; expected DOMAIN/CLASS/IMAGE below it")
-    check_spellings(source, dict.fromkeys(names, ("this folder",)), "domains")
+    check_spellings(source, ((name, "this folder") for name in names), "domains")
     places = {os.path.realpath(root / name): name for name in names}
     if doubled := sorted({*names} - {*places.values()}):  # which would be held out and trained on
         raise DataError(f"{source}: the domain {doubled[0]!r} has two names; remove the link to it")
@@ -175,7 +166,7 @@ def read_folder(data_dir: DataDir, evaluating: bool = False) -> list[FolderDomai
     classes = tuple(sorted(set().union(*listings.values())))
     if not classes:
         raise DataError(f"{source}: no class folders in {', '.join(names)}; expected DOMAIN/CLASS/IMAGE")
-    _check_classes(source, listings, classes, describe_left_out(left_out) if left_out else "", evaluating)
+    _check_classes(source, listings, classes, left_out, evaluating)
     if left_out:
         _LOGGER.warning("%s: %s", source, describe_left_out(left_out))
     if loose := [path for folder in (root, *map(root.joinpath, names)) for path in _loose_images(folder)]:
@@ -205,18 +196,18 @@ def _check_classes(
     source: str,
     listings: Mapping[str, Mapping[str, list[str]]],
     classes: Sequence[str],
-    left_out: str,
+    left_out: Counter[str],
     evaluating: bool,
 ) -> None:
     """Refuses classes that differ between domains, and domains and classes without images."""
     places = {label: [name for name, images in listings.items() if images.get(label)] for label in classes}
-    check_spellings(source, {label: names for label, names in places.items() if names})
+    check_spellings(source, ((label, name) for label, names in places.items() for name in names))
     lacking = {name: [label for label in classes if label not in images] for name, images in listings.items()}
     if any(lacking.values()) and not evaluating:
         differences = "; ".join(f"{name!r} lacks {', '.join(labels)}" for name, labels in lacking.items() if labels)
         remedy = "every domain needs the same class folders (an empty one will do)"
         raise DataError(f"{source}: classes differ between domains: {differences}; {remedy}")
-    remark = f"; {left_out}" if left_out else ""
+    remark = f"; {describe_left_out(left_out)}" if left_out else ""
     if bare := [name for name, images in listings.items() if not any(images.values())]:
         raise DataError(f"{source}: domain {bare[0]!r} holds no images{remark}")
     if (empty := [label for label, names in places.items() if not names]) and not evaluating:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError, ImageReadError, needs
-from ..domains import FileDomain, check_spellings, file_names, places_of
+from ..domains import FileDomain, check_spellings, file_names
 from .folders import is_hidden
 from .images import Pixels, read_pixels
 
@@ -73,8 +73,8 @@ def read_hub(path: str) -> list[HubDomain]:
     names, domains = _names_and_indices(path, table, sizes, "domain")
     classes, targets = _names_and_indices(path, table, sizes, "label")
     source, in_domains = f"dataset='{HUB}{path}'", [names[index] for index in domains]
-    check_spellings(source, places_of([classes[index] for index in targets], in_domains))
-    check_spellings(source, dict.fromkeys(in_domains, ("this data set",)), "domains")
+    check_spellings(source, zip([classes[index] for index in targets], in_domains, strict=True))
+    check_spellings(source, ((name, "this data set") for name in in_domains), "domains")
     import datasets
     import pyarrow.compute as pc
     from huggingface_hub import constants

@@ -13,19 +13,14 @@ from typing import TypeAlias
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image
 
 from ...errors import ArgumentError, DataError
-from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, places_of, take
+from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, take
 from .csv_tables import NAMES, below, choice, name_parser, read_csv
-from .images import Pixels
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
-PARTS_OF_ROLES = {
-    "train": ("train", "id_val"),
-    "id": ("id_test", ""),
-    "ood": ("ood_test", "ood_val"),
-}  # inside, outside
+# Inside and outside
+PARTS_OF_ROLES = {"train": ("train", "id_val"), "id": ("id_test", ""), "ood": ("ood_test", "ood_val")}
 POOLED = "all"  # the group of domains in which groups are pooled
 COLUMNS = ("path", "label", "group")
 ALL_COLUMNS = (*COLUMNS, "split", "lon", "lat")
@@ -61,11 +56,6 @@ class PlacesDomain(FileDomain[FileOrPixels]):
     """One domain of a `Places` table, named by role and group, such as "id Europe"."""
 
     metadata: np.ndarray = field(kw_only=True, repr=False)
-
-    def pixels(self, index: int) -> Pixels:
-        """Reads one image for a transform, from its file or from memory."""
-        image = self.images[index]
-        return Image.fromarray(image).convert("RGB") if isinstance(image, np.ndarray) else super().pixels(index)
 
 
 def domains_of(
@@ -138,14 +128,14 @@ def read_place_folder(
         parts = table.parsed("split", choice(*PARTS), f"one of {', '.join(PARTS)}")
     elif not {"lon", "lat"} & table.keys():  # a TIFF file of a microscope has no georeference
         table |= dict.fromkeys(("lon", "lat"), ["nan"] * len(paths))
-    check_spellings(repr(str(table.path)), places_of(labels, groups))
-    check_spellings(repr(str(table.path)), places_of(groups, parts), "groups")
+    check_spellings(repr(str(table.path)), zip(labels, groups, strict=True))
+    check_spellings(repr(str(table.path)), zip(groups, parts, strict=True), "groups")
     classes = tuple(sorted(set(labels)))
     places = Places(
         classes=classes,
         images=file_names(paths),
         targets=np.searchsorted(classes, labels),
-        metadata=table.with_centers(paths).metadata(metadata_columns),
+        metadata=table.with_centers(paths).metadata(metadata_columns).astype(np.float32),
         part=np.array(parts),
         group=np.array(groups),
     )

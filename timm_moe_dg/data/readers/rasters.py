@@ -85,26 +85,25 @@ def open_raster(path: str, argument: str = "image", file: BinaryIO | None = None
             if file is None:
                 check_regular_file(path)
             content = file or stack.enter_context(open(path, "rb"))
-            content.seek(0)
-            driver = (_DRIVERS | _PNG).get(content.read(4))
+            driver = (_DRIVERS | _PNG).get(first_bytes(content, 4))
             if driver is None:
                 raise ValueError("it is no TIFF or JPEG 2000 file")
-            pages = _pages(content)
-            page = _first_full(pages)
+            pages = _full_pages(content)
+            page, tags = pages[0]
             name = os.path.abspath(path)
             if file is not None or os.fsencode(name) != name.encode(errors="replace"):  # GDAL takes UTF-8 alone
                 content.seek(0)
                 name = stack.enter_context(rasterio.MemoryFile(content.read())).name
             name = f"GTIFF_DIR:{page + 1}:{name}" if page else name
             dataset = stack.enter_context(rasterio.open(name, driver=driver))
-            raster = Raster(dataset, path, argument, pages[page] if pages else {})
+            raster = Raster(dataset, path, argument, tags)
         except Exception as error:  # Pillow's reader of tags raises any class
             if too_many_open_files(error):
                 raise
             reason = getattr(error, "strerror", None) or error
             remedy = "copy it again if it was cut short, or convert it"
             raise ImageReadError(f"{argument}={path!r}: cannot be decoded ({reason}); {remedy}") from error
-        if sum(not _is_reduced(tags) for tags in pages) > 1:
+        if len(pages) > 1:
             warn_once(path, "holds several images, of which the first is read", "TIFF")
         yield raster
 
@@ -119,32 +118,24 @@ def reading(path: str, argument: str) -> Iterator[None]:
         raise ImageReadError(f"{argument}={path!r}: {reason}; {REPAIR}") from error
 
 
-def _pages(file: BinaryIO) -> list[dict[int, Any]]:
-    """The tags of each page of a TIFF file; none of other files."""
-    file.seek(0)
-    header = file.read(16)
+def _full_pages(file: BinaryIO) -> list[tuple[int, dict[int, Any]]]:
+    """Position and tags of each page of a TIFF file that is no thumbnail, overview or mask; no tags of other files."""
+    header = first_bytes(file, 16)
     if header[:4] not in _TIFF_STARTS:
-        return []
+        return [(0, {})]
     tags = ImageFileDirectory_v2(header if header[2:4] in (b"+\0", b"\0+") else header[:8])
-    pages, places = list[dict[int, Any]](), set[int]()
-    while tags.next and tags.next not in places and len(pages) < _MOST_PAGES:
+    pages, places = list[tuple[int, dict[int, Any]]](), set[int]()
+    while tags.next and tags.next not in places and len(places) < _MOST_PAGES:
+        page = len(places)
         places.add(tags.next)
         file.seek(tags.next)
         tags.load(file)
-        pages.append({tag: tags.get(tag) for tag in (SUBFILE, OLD_SUBFILE, PHOTOMETRIC, ORIENTATION)})
-    return pages
-
-
-def _is_reduced(tags: dict[int, Any]) -> bool:
-    return bool((tags[SUBFILE] or 0) & _REDUCED_OR_MASK) or tags[OLD_SUBFILE] == _OLD_REDUCED
-
-
-def _first_full(pages: Sequence[dict[int, Any]]) -> int:
-    """The position of the first page that is no thumbnail, overview or mask."""
-    full = [page for page, tags in enumerate(pages) if not _is_reduced(tags)]
-    if pages and not full:
+        is_reduced = (tags.get(SUBFILE) or 0) & _REDUCED_OR_MASK or tags.get(OLD_SUBFILE) == _OLD_REDUCED
+        if not is_reduced:
+            pages.append((page, {tag: tags.get(tag) for tag in (PHOTOMETRIC, ORIENTATION)}))
+    if places and not pages:
         raise ValueError("all its images are reduced ones, as in raw files of cameras")
-    return full[0] if full else 0
+    return pages or [(0, {})]
 
 
 class Raster:
@@ -189,12 +180,6 @@ class Raster:
         return REAL if dtype.kind == "f" else EIGHT_BIT if dtype == np.uint8 else WHOLE
 
     @property
-    def band_names(self) -> list[str]:
-        """The description of each band, or else its color."""
-        colors = (color.name for color in self.dataset.colorinterp)
-        return [text or color for text, color in zip(self.dataset.descriptions, colors, strict=True)]
-
-    @property
     def has_mask(self) -> bool:
         """Whether the file has a mask of its pixels, or one beside it."""
         flags, kinds = import_rasterio().enums.MaskFlags, self.dataset.mask_flag_enums[0]
@@ -214,13 +199,15 @@ class Raster:
         count = len(self.opaque)
         check_kind(self.value_kind, bands, self.argument, self.path)
         if bands.is_rgb:
-            has_colors = [color.name for color in self.dataset.colorinterp[:RGB]] == ["red", "green", "blue"]
-            if count not in (1, RGB) and not (count == RGB + 1 and has_colors):
-                raise ImageReadError(f"{self.argument}={self.path!r}: {too_many(count)}")
+            colors = [color.name for color in self.dataset.colorinterp[:RGB]]
+            if count not in (1, RGB) and not (count == RGB + 1 and colors == ["red", "green", "blue"]):
+                remedy = f"has {count} bands: give --in-chans {count}, or save three of them as RGB"
+                raise ImageReadError(f"{self.argument}={self.path!r}: {remedy}")
             if self.dataset.count == RGB + 1:
                 warn_of_bands(self.path, self.dataset.count)
             count = min(count, RGB)
-            if not describes_rgb(names := self.band_names[:RGB] if count == RGB else [""] * RGB):
+            names = [text or color for text, color in zip(self.dataset.descriptions, colors, strict=False)]
+            if count == RGB and not describes_rgb(names):
                 remark = f"describes its bands as {', '.join(names)}, read as RGB; name them with --bands"
                 warn_once(self.path, remark, str(names))
             return list(range(count))
@@ -364,11 +351,6 @@ def check_kind(kind: str, bands: Bands, argument: str, path: str) -> None:
         warn_once(path, "states a scale, which the training images did not: its stored values are read", STATED)
     if bands.physical is False and kind == REAL:
         warn_once(path, "holds real numbers, and the training images were whole numbers without a scale", REAL)
-
-
-def too_many(bands: int) -> str:
-    """Returns the remedy for a file whose number of bands is not that of RGB."""
-    return f"has {bands} bands: give --in-chans {bands}, or save three of them as RGB"
 
 
 def warn_of_bands(path: str, count: int, names: tuple[str, ...] = ()) -> None:

@@ -97,9 +97,8 @@ def read_iwildcam(data_dir: DataDir, pooled: bool = True) -> list[PlacesDomain]:
         part=part,
         group=np.full(len(files), POOLED),
     )
-    if pooled:
-        return domains_of(places)
-    return domains_of(places, training=np.array([f"location_{location:03}" for location in locations]))
+    training = None if pooled else np.array([f"location_{location:03}" for location in locations])
+    return domains_of(places, training=training)
 
 
 def read_camelyon(data_dir: DataDir) -> list[FolderDomain]:
@@ -131,7 +130,7 @@ def _fmow_table(data_dir: DataDir, regionless: bool = True) -> Places:
         classes=classes,
         images=file_names(os.path.join(root, "images", f"rgb_img_{row}.png") for row in range(len(labels))),
         targets=np.searchsorted(classes, labels),
-        metadata=table.coordinates(),
+        metadata=table.coordinates().astype(np.float32),
         part=part if regionless else np.where(group == UNGROUPED, "none", part),
         group=group,
     )
