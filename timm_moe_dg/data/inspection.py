@@ -269,8 +269,8 @@ def short(tables: Fingerprint) -> str:
 
 def same_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two domains hold the same images, whatever their names, labels and metadata are."""
-    parts = ("images", "names", "contents", "sample", "readable")
-    return all(first.get(part) == second.get(part) for part in parts)
+    parts = ("images", "names", "contents", "readable")
+    return all(first.get(part) == second.get(part) for part in parts) and _same_sample(first, second)
 
 
 def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tuple(PARTS)) -> str | None:
@@ -280,10 +280,15 @@ def difference(before: Fingerprint, now: Fingerprint, parts: Sequence[str] = tup
         return f"the domains are {', '.join(names)} and were {', '.join(old_names)}"
     for old, new in zip(before, now, strict=True):
         for part in parts:
-            if old.get(part) != new.get(part):
+            if not (_same_sample(old, new) if part == "sample" else old.get(part) == new.get(part)):
                 counts = f" ({new[part]}, and it was {old.get(part)})" if part == "images" else ""
                 return f"domain {new['name']!r} differs in {PARTS[part]}{counts}"
     return None
+
+
+def _same_sample(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether the content of two domains is the same, or not recorded for one of them."""
+    return None in (first.get("sample"), second.get("sample")) or first["sample"] == second["sample"]
 
 
 def digest(*parts: np.ndarray | bytes) -> str:
