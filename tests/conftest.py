@@ -40,17 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects the figures that are opened, in order."""
-    pytest.importorskip("matplotlib")
-    from timm_moe_dg.analysis import style
-
+    figure = pytest.importorskip("matplotlib.figure")
     opened: list[Any] = []
-    new_figure = style.new_figure
 
-    def keep(*size: Any) -> Any:
-        opened.append(new_figure(*size))
-        return opened[-1]
+    class Figure(figure.Figure):
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            opened.append(self)
 
-    monkeypatch.setattr(style, "new_figure", keep)
+    monkeypatch.setattr(figure, "Figure", Figure)
     return opened
 
 

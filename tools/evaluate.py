@@ -12,15 +12,29 @@ written to a folder.
 import logging
 from collections.abc import Sequence
 
-from timm_moe_dg.cli.arguments import from_parsed, parse_arguments
-from timm_moe_dg.cli.tool import ToolParser, tool
+from timm_moe_dg.cli.arguments import LoaderOptions, TrainedModelOptions, add_options, from_parsed, parse_arguments
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.finetuning.messages import is_main_rank
-from timm_moe_dg.inference.evaluate import EvaluateOptions, evaluate, evaluate_parser
+from timm_moe_dg.inference.evaluate import (
+    EvaluateOptions,
+    EvaluationDataOptions,
+    EvaluationOutputOptions,
+    evaluate,
+)
+
+# What --help shows; --help-all shows every option
+MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
+MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 
 
 def build_parser() -> ToolParser:
     """Builds the command line."""
-    return evaluate_parser(__doc__)
+    parser = tool_parser("evaluate.py", __doc__, "--model NAME [options]", main=MAIN, config=True)
+    add_options(parser, "model", TrainedModelOptions)
+    place = "data (default for the model of a run: as in that run)"
+    add_options(parser, place, EvaluationDataOptions, LoaderOptions)
+    add_options(parser, "output", EvaluationOutputOptions)
+    return parser
 
 
 @tool

@@ -25,19 +25,27 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from timm_moe_dg.cli.arguments import add_options, from_parsed, parse_arguments
-from timm_moe_dg.cli.tool import ToolParser, tool
+from timm_moe_dg.cli.arguments import LoaderOptions, TrainedModelOptions, add_options, from_parsed, parse_arguments
+from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.inference.image_rows import check_images
-from timm_moe_dg.inference.predict import predict, predict_parser, predict_parts
-from timm_moe_dg.inference.predictor import load_model
+from timm_moe_dg.inference.predict import ImageOptions, TableOptions, predict, predict_parts
+from timm_moe_dg.inference.predictor import CertaintyOptions, ColumnOptions, DeviceOptions, load_model
 from timm_moe_dg.inference.scenes import SceneOptions, WindowOptions, has_scene, predict_scene
+
+# What --help shows; --help-all shows every option
+MAIN = ["model", "metadata", "top_k", "columns", "coverage", "abstain", "output", "shard", "window"]
 
 
 def build_parser() -> ToolParser:
     """Builds the command line."""
-    parser = predict_parser(__doc__)
+    parser = tool_parser("predict.py", __doc__, "--model NAME [options] IMAGES ...", main=MAIN, config=True)
+    images = "files, folders (searched to any depth), patterns, lists (.csv, .parquet) or .tar files of WebDataset"
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
+    add_options(parser, "model", TrainedModelOptions)
+    add_options(parser, "images", ImageOptions, LoaderOptions)
+    add_options(parser, "computation", DeviceOptions)
+    add_options(parser, "output", ColumnOptions, CertaintyOptions, TableOptions)
     add_options(parser, "scene", WindowOptions)
-    parser.main = [*parser.main, "window"]
     return parser
 
 

@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from timm_moe_dg.analysis.geography_plots import draw_domains, draw_forced, is_geographic
+from timm_moe_dg.analysis.geography import draw_domains, draw_forced, is_geographic
 from timm_moe_dg.analysis.maps import draw_attention, draw_experts
 from timm_moe_dg.analysis.plots import plot_examples, plot_learning_curves, plot_runs
-from timm_moe_dg.analysis.routing_report import UNTRAINED, draw_attributes, draw_invariance
-from timm_moe_dg.analysis.routing_statistics import PermutationTest
+from timm_moe_dg.analysis.routing_statistics import UNTRAINED, PermutationTest, draw_attributes, draw_invariance
 from timm_moe_dg.analysis.run_view import RunView, check_run, open_run, redraw_routers
 from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.cli.arguments import add_device_option

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from scipy.ndimage import gaussian_filter
 
-from timm_moe_dg.analysis.geography import domains_at
-from timm_moe_dg.analysis.geography_plots import coastlines
+from timm_moe_dg.analysis.geography import coastlines, domains_at
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.analysis.style import expert_color, picture
 from timm_moe_dg.data.readers.blue_marble import blue_marble, cut_tiles, read_climates, read_earth, values_at

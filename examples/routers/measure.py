@@ -28,7 +28,7 @@ import torch
 from experts import permuted, rerouted
 from torch import Tensor, nn
 
-from timm_moe_dg.analysis.maps import RoutingMap, routing_maps_of
+from timm_moe_dg.analysis.maps import RoutingMap, routing_maps
 from timm_moe_dg.analysis.routing_statistics import routing_invariance
 from timm_moe_dg.analysis.run_view import RunView, open_run, picture_names
 from timm_moe_dg.data import Domain
@@ -46,7 +46,7 @@ def chosen_images(view: RunView) -> Images:
 
 def routing(view: RunView, domain: Domain, positions: np.ndarray) -> Mapping[int, RoutingMap]:
     """The routing of images by block."""
-    return routing_maps_of(view.model, view.batches((domain.pixels(position), None) for position in positions))
+    return routing_maps(view.model, view.batches((domain.pixels(position), None) for position in positions))
 
 
 def accuracy(view: RunView, domain: Domain, positions: np.ndarray) -> float:

@@ -19,7 +19,6 @@ from timm_moe_dg.analysis.maps import (
     plot_entropy_maps,
     plot_expert_maps,
     routing_maps,
-    routing_maps_of,
 )
 from timm_moe_dg.analysis.run_view import ChosenImage
 from timm_moe_dg.analysis.style import expert_color
@@ -32,7 +31,7 @@ LONG = "a name that goes on and on, as those of folders and of classes of birds 
 def test_maps_are_the_routers_first_choices(case):
     model = randomize(case.small(), std=0.3).train()
     (images,) = case.inputs(3)
-    maps = routing_maps(model, images)
+    maps = routing_maps(model, [(images,)])
     assert model.training
     model.eval()
     expected = {}
@@ -57,23 +56,23 @@ def test_moge_gives_an_image_one_expert_and_none_without_a_place():
     case = BY_NAME["moge_tiny"]
     model = randomize(case.small(), std=0.3)
     images, metadata = case.inputs(3)
-    maps = routing_maps(model, images, metadata)
+    maps = routing_maps(model, [(images, metadata)])
     for block in maps.values():
         assert block.first.shape == (3, 1, 1)
         assert (block.first.flatten() >= 0).tolist() == [True, False, True]
-    assert all((block.first == -1).all() for block in routing_maps(model, images).values())
+    assert all((block.first == -1).all() for block in routing_maps(model, [(images,)]).values())
     model.set_expert_mode(2)
-    assert all((block.first == 2).all() for block in routing_maps(model, images, metadata).values())
+    assert all((block.first == 2).all() for block in routing_maps(model, [(images, metadata)]).values())
 
 
 def test_batches_are_put_together_and_recording_ends_where_the_model_fails():
     case = BY_NAME["gmoe_tiny_patch16"]
     model, images = randomize(case.small(), std=0.3), case.images(5)
-    together, parts = routing_maps(model, images), routing_maps_of(model, [(images[:2],), (images[2:],)])
+    together, parts = routing_maps(model, [(images,)]), routing_maps(model, [(images[:2],), (images[2:],)])
     for block, routing in together.items():
         assert torch.equal(routing.first, parts[block].first)
     with pytest.raises(AssertionError):
-        routing_maps(model, torch.zeros(1, 3, 17, 32))
+        routing_maps(model, [(torch.zeros(1, 3, 17, 32),)])
     assert not any(layer.record_routing for layer in mixture_layers(model).values())
 
 
@@ -81,10 +80,10 @@ def test_a_dense_model_and_a_dense_block_are_named():
     case = BY_NAME["gmoe_tiny_patch16"]
     with pytest.raises(ArgumentError, match=r"VisionTransformer.*dense model"):
         mixture_blocks(case.small_dense())
-    blocks = mixture_blocks(case.small())
-    assert chosen_block(blocks, None) == max(blocks)
+    model = case.small()
+    assert chosen_block(model, None) == max(mixture_blocks(model))
     with pytest.raises(ArgumentError, match="block=1: holds no experts; choose from 0, 2"):
-        chosen_block(blocks, 1)
+        chosen_block(model, 1)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "gmoe_tiny_patch16"])

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import kstest
 from sklearn.metrics import normalized_mutual_info_score
 
-from timm_moe_dg.analysis.routing_report import plot_associations, plot_nulls
+from timm_moe_dg.analysis.plots import plot_associations, plot_nulls
 from timm_moe_dg.analysis.routing_statistics import (
     associate_attributes,
     associate_parts,

@@ -1,4 +1,4 @@
-"""Colors that can be told apart, also by people with color blindness, and text that is legible in small pictures."""
+"""Colors of experts, and text that is legible in small pictures."""
 
 import pytest
 
@@ -9,8 +9,6 @@ from timm_moe_dg.analysis.style import (
     fitted,
     text_size,
 )
-
-# Linear RGB as people without one kind of cone see it (Machado, Oliveira and Fernandes, 2009, severity 1)
 
 
 def test_each_expert_keeps_its_color():

@@ -1,5 +1,6 @@
 """A calibrated network, a MoGE with training locations, and images, for tests of evaluate and of predict."""
 
+import csv
 import math
 
 import numpy as np
@@ -15,6 +16,16 @@ from timm_moe_dg.data.readers.digits import CLASSES
 from timm_moe_dg.networks.build import data_config, save_network
 
 TREES = ("ash", "beech", "oak")
+QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
+
+
+def predict(*words):
+    load_tool("predict").main([*map(str, words), *QUICK])
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="session")

@@ -18,23 +18,13 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
 import timm_moe_dg
-from tests.inference.conftest import TREES
+from tests.inference.conftest import TREES, predict, read
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.inference.predict import Shard
 from timm_moe_dg.networks.build import data_config, save_network
 
-QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 COLUMNS = ["--columns", "logits", "features", "experts", "distance", "--top-k", "2"]
-
-
-def predict(*words):
-    load_tool("predict").main([*map(str, words), *QUICK])
-
-
-def read(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def parts(folder):

@@ -1,6 +1,5 @@
 """Predictions of a calibrated network: temperature, status, sets and abstention."""
 
-import csv
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from crepes.base import ConformalClassifier
 from PIL import Image
 
 import timm_moe_dg
-from tests.inference.conftest import TREES
+from tests.inference.conftest import TREES, predict, read
 from tests.load_tool import load_tool
 from tests.networks.test_calibration import scored, scores
 from tests.saved_run import saved_run
@@ -28,31 +27,13 @@ from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
 from timm_moe_dg.networks.trained import load_trained
 from timm_moe_dg.storage.run_folder import save_calibration
 
-QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 COLUMNS = ["logits", "features", "experts", "distance"]
 
 
-def predict(*words):
-    load_tool("predict").main([*map(str, words), *QUICK])
-
-
-def rows(path):
-    return list(csv.DictReader(path.open()))
-
-
 def test_every_image_has_a_status_and_certain_answers(calibrated, tmp_path, caplog):
-    words = [
-        "--model",
-        str(calibrated / "best"),
-        str(calibrated / "images"),
-        *QUICK,
-        "--coverage",
-        "0.9",
-        "--abstain",
-        "0.2",
-    ]
-    predict(*words, "--output", str(tmp_path / "p.csv"), "--columns", "logits")
-    table = rows(tmp_path / "p.csv")
+    words = ["--model", calibrated / "best", calibrated / "images", "--coverage", "0.9", "--abstain", "0.2"]
+    predict(*words, "--output", tmp_path / "p.csv", "--columns", "logits")
+    table = read(tmp_path / "p.csv")
     assert [row["status"] for row in table] == [*["ok"] * 5, "unlike", "unreadable"]
     calibration = load_calibration(f"local-dir:{calibrated / 'best'}")
     least = sorted(calibration.validation.of_target.tolist(), reverse=True)[int(np.ceil(299 * 0.9)) - 1]
@@ -63,12 +44,12 @@ def test_every_image_has_a_status_and_certain_answers(calibrated, tmp_path, capl
         assert {*row["set"].split("|")} == expected
         assert row["abstain"] == str(bool(probabilities.max() < calibration.validation.confidence[int(299 * 0.2)]))
     assert table[-1]["set"] == table[-1]["abstain"] == ""
-    predict(*words, "--output", str(tmp_path / "parts"))
+    predict(*words, "--output", tmp_path / "parts")
     parts = pd.read_parquet(tmp_path / "parts")
     assert ["|".join(names) for names in parts["set"][:-1]] == [row["set"] for row in table[:-1]]
     assert [str(value) for value in parts.abstain[:-1]] == [row["abstain"] for row in table[:-1]]
     with pytest.raises(SystemExit, match="holds the parts of another job, whose certainty"):
-        predict(*words, "--coverage", "0.8", "--output", str(tmp_path / "parts"))
+        predict(*words, "--coverage", "0.8", "--output", tmp_path / "parts")
 
 
 def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog):
@@ -76,7 +57,7 @@ def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog
     torch.manual_seed(1)
     saved_run(tmp_path / "other", "gmoe_tiny_patch16", CLASSES)
     shutil.copy(tmp_path / "other" / "best" / "model.safetensors", tmp_path / "best")
-    words = ["--model", str(tmp_path / "best"), str(calibrated / "images"), "--output", str(tmp_path / "p.csv")]
+    words = ["--model", tmp_path / "best", calibrated / "images", "--output", tmp_path / "p.csv"]
     with pytest.raises(SystemExit, match=r"CheckpointError: .*best/model\.safetensors.*remove weights_sha256"):
         predict(*words)
     config = json.loads((tmp_path / "best" / "config.json").read_text())
@@ -84,7 +65,7 @@ def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog
     (tmp_path / "best" / "config.json").write_text(json.dumps(config))
     predict(*words)
     assert "its calibration is of other weights or settings" in caplog.text
-    assert {row["status"] for row in rows(tmp_path / "p.csv")} == {"ok", "unreadable"}
+    assert {row["status"] for row in read(tmp_path / "p.csv")} == {"ok", "unreadable"}
     with pytest.raises(SystemExit, match=r"is not calibrated: .*evaluate.* --calibrate"):
         predict(*words, "--force", "--coverage", "0.9")
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.files import write_csv
 from tests.load_tool import load_tool
-from timm_moe_dg.analysis import geography_plots
+from timm_moe_dg.analysis import geography
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained, metadata_columns
 
@@ -122,8 +122,8 @@ def test_predict_reads_the_columns_that_the_network_names(run, folder, table, tm
 
 
 def test_pictures_of_a_run_with_columns(run, monkeypatch):
-    draw, drawn = geography_plots.plot_domain_map, []
-    monkeypatch.setattr(geography_plots, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
+    draw, drawn = geography.plot_domain_map, []
+    monkeypatch.setattr(geography, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
     load_tool("visualize").main([str(run), "--role", "id"])
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn

@@ -52,7 +52,7 @@ def test_experts_of_a_class_in_every_domain_and_of_files(run, tmp_path):
     assert [image["domain"] for image in images] == [domain.name for domain in sprites() for _ in range(3)]
     assert [image["image"] for image in images[:3]] == ["animal_0002", "animal_0010", "animal_0018"]
     view = open_run(run)
-    maps = routing_maps(view.model, view.inputs([sprites()[1].image(10)]))
+    maps = routing_maps(view.model, [(view.inputs([sprites()[1].image(10)]),)])
     (block,) = maps
     assert images[4]["blocks"][str(block)]["first_expert"] == maps[block].first[0].tolist()
     assert {"experts.png", "entropy.png"} <= {path.name for path in (run / "figures").iterdir()}

@@ -23,13 +23,7 @@ from ..losses import record_routing
 from ..networks.build import Network
 from ..storage.files import json_text
 from .run_view import Batch, ChosenImage, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
-from .style import (
-    LEGEND_BELOW,
-    Style,
-    expert_color,
-    image_grid,
-    swatch,
-)
+from .style import LEGEND_BELOW, Style, expert_color, image_grid, swatch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,30 +52,30 @@ def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
     return blocks
 
 
-def routing_maps(model: Network, images: Tensor, metadata: Tensor | None = None) -> dict[int, RoutingMap]:
-    """Routes images (B, 3, height, width) through an unwrapped model: each mixture block's routing, on CPU."""
-    layers = mixture_blocks(model)
+def chosen_block(model: Network, block: int | None) -> int:
+    """The index of a model's mixture block; None stands for the last one."""
+    blocks = mixture_blocks(model)
+    if block is not None and block not in blocks:
+        raise ArgumentError.of("block", block, f"holds no experts; choose from {', '.join(map(str, blocks))}")
+    return max(blocks) if block is None else block
+
+
+def routing_maps(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
+    """Routes batches of (images,) or (images, metadata) through an unwrapped model: each mixture block's routing.
+
+    The images of a batch are (B, 3, height, width). The maps of all batches are concatenated, on CPU.
+    """
+    layers, parts = mixture_blocks(model), []
     with evaluation_mode(model), record_routing(model):
-        model(images) if metadata is None else model(images, metadata)
-        return {index: _map(model, layer, images) for index, layer in layers.items()}
-
-
-def routing_maps_of(model: Network, batches: Iterable[tuple[Tensor, ...]]) -> dict[int, RoutingMap]:
-    """Concatenates `routing_maps` of batches of (images,) or (images, metadata)."""
-    parts = [routing_maps(model, *batch) for batch in batches]
+        for batch in batches:
+            model(*batch)
+            parts.append({index: _map(model, layer, batch[0]) for index, layer in layers.items()})
     joined = {}
     for index, routing in parts[0].items():
         first = torch.cat([part[index].first for part in parts])
         entropy = torch.cat([part[index].entropy for part in parts])
         joined[index] = routing._replace(first=first, entropy=entropy)
     return joined
-
-
-def chosen_block(maps: Mapping[int, object], block: int | None) -> int:
-    """The index of a mixture block; None stands for the last one."""
-    if block is not None and block not in maps:
-        raise ArgumentError.of("block", block, f"holds no experts; choose from {', '.join(map(str, maps))}")
-    return max(maps) if block is None else block
 
 
 def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
@@ -94,14 +88,13 @@ def _map(model: Network, layer: RoutedMlp, images: Tensor) -> RoutingMap:
         first = first if routing.routed is None else first.masked_fill(~routing.routed, -1)  # images without metadata
         entropy = entropy.masked_fill(first < 0, 0.0)
     else:
-        grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-        shape = (len(images), *grid)
+        shape = (len(images), *model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:])))
         prefix = model.num_prefix_tokens  # class and distillation tokens are routed, too
         first, entropy = (values.view(len(images), -1)[:, prefix:] for values in (first, entropy))
     return RoutingMap(first.reshape(shape).cpu(), entropy.reshape(shape).float().cpu(), layer.experts.num_experts)
 
 
-def class_attention(model: Network, images: Tensor, metadata: Tensor | None = None) -> Tensor:
+def class_attention(model: Network, images: Tensor, *metadata: Tensor) -> Tensor:
     """The last block's attention from the class token to the patches, for images (B, 3, height, width).
 
     The result is (B, M, H, W) on CPU. Each head's weights sum to 1 minus the weights of the prefix tokens.
@@ -115,7 +108,7 @@ def class_attention(model: Network, images: Tensor, metadata: Tensor | None = No
     try:
         attention.fused_attn = False
         with evaluation_mode(model):
-            model(images) if metadata is None else model(images, metadata)
+            model(images, *metadata)
     finally:
         attention.fused_attn = fused
         handle.remove()
@@ -135,30 +128,26 @@ def draw_experts(
     view: RunView,
     figures: Path,
     *,
-    images: Sequence[str] | None,
-    target: str | None,
-    columns: int,
-    block: int | None,
+    images: Sequence[str] | None = None,
+    target: str | None = None,
+    columns: int = 4,
+    block: int | None = None,
 ) -> None:
     """Draws experts.png and entropy.png of a mixture block, None for the last. Writes all blocks to experts.json."""
-    block = chosen_block(mixture_blocks(view.model), block)
+    block = chosen_block(view.model, block)
     rows = choose_images(view, images, target, columns)
-    maps = routing_maps_of(view.model, _batches(view, rows))
+    maps = routing_maps(view.model, _batches(view, rows))
     first, entropy, num_experts = maps[block]
     plot_expert_maps(rows, first, figures / "experts.png")
     plot_entropy_maps(rows, entropy, num_experts, figures / "entropy.png")
-    named = [(name, image.name) for name, row in rows for image in row if image is not None]
-    by_block = {
-        str(index): [
-            {"first_expert": first, "entropy": entropy}
-            for first, entropy in zip(routing.first.tolist(), _rounded(routing.entropy), strict=True)
-        ]
-        for index, routing in maps.items()
-    }
-    numbers = [
-        {"domain": domain, "image": name, "blocks": {key: values[index] for key, values in by_block.items()}}
-        for index, (domain, name) in enumerate(named)
+    numbers: list[dict[str, Any]] = [
+        {"domain": name, "image": image.name} for name, row in rows for image in row if image is not None
     ]
+    for index, of_image in enumerate(numbers):
+        of_image["blocks"] = {
+            str(key): {"first_expert": routing.first[index].tolist(), "entropy": _rounded(routing.entropy[index])}
+            for key, routing in maps.items()
+        }
     written = {"model": view.name, "drawn_block": block, "num_experts": num_experts, "images": numbers}
     (figures / "experts.json").write_text(json_text(written))
 
@@ -167,10 +156,10 @@ def draw_attention(
     view: RunView,
     figures: Path,
     *,
-    twin: RunView | None,
-    images: Sequence[str] | None,
-    target: str | None,
-    columns: int,
+    twin: RunView | None = None,
+    images: Sequence[str] | None = None,
+    target: str | None = None,
+    columns: int = 4,
 ) -> dict[str, float]:
     """Draws attention.png, a row for each image and network (`twin` is a dense run), and writes attention.json.
 

@@ -1,4 +1,4 @@
-"""Pictures of runs and of tables: learning curves, bars of accuracies, examples of a data set."""
+"""Pictures of runs and of tables: learning curves, bars of accuracies, examples of data, statistics of routing."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ from ..protocols.selection import headline_score, held_out_score, training_domai
 from ..results.runs import domain_names, unseen_of_most_frequent
 from .style import (
     CATEGORIES,
+    GRID_DPI,
+    LEGEND_BELOW,
     Style,
     category_color,
     fitted,
@@ -26,6 +28,7 @@ from .style import (
     picture,
     swatch,
     text_size,
+    write_numbers,
 )
 
 if TYPE_CHECKING:
@@ -36,12 +39,16 @@ if TYPE_CHECKING:
     from ..results.answer import Answer
     from ..results.runs import RowKey
     from ..results.tables import Table
+    from .routing_statistics import Association, PermutationTest
 
 FILE = "learning_curves.png"
 MEANS = {"training-domain validation": "-", "test domain (in)": "--"}  # selection, and the papers' tables
 OUT = " (out)"  # suffix of a domain's name: accuracy on its out-split
 MAX_MARKED = 5  # evaluations; markers of more hide the dashes
 MAX_WIDTH = 10.0  # inches, of bars
+MAX_LIFT = 8.0  # end of the color scale
+MAX_ROWS, MAX_COLUMNS = 40, 16  # of tables with numbers
+COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fits into them
 
 
 def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], folder: Path, file: str = FILE) -> None:
@@ -223,3 +230,49 @@ def _bars(axes: "Axes", table: "Table", colors: Mapping["RowKey", str]) -> None:
     axes.set_xticks(positions, [fitted(title, 24) for title in table.columns])
     metrics = {METRICS[runs[0].metric] for runs in table.runs.values()} or {"accuracy"}
     axes.set(ylabel=f"{metrics.pop()} (%)", ylim=(0, 100), title=fitted(table.title, 60))
+
+
+def plot_associations(groups: Mapping[str, "Association"], path: Path) -> None:
+    """Draws the rows of all groups twice: shares of each row, and lift over independence. Empty rows are hatched."""
+    rows = [": ".join(filter(None, (group, row))) for group, table in groups.items() for row in table.rows]
+    shares = np.concatenate([table.shares for table in groups.values()])
+    names, bound = [fitted(name, 30) for name in rows], np.log2(MAX_LIFT)
+    with np.errstate(divide="ignore"):  # log2(0) is -inf, which is clipped
+        log_lift = np.log2(np.concatenate([table.lift for table in groups.values()])).clip(-bound, bound)
+    width = 3.0 + 2 * max(1.4, COLUMN_WIDTH * shares.shape[1])
+    height = max(0.28, text_size(width) / 52) * sum(name.count("\n") + 1 for name in names)
+    with picture(path, width, 1.6 + height, dpi=GRID_DPI) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw_table(left, shares, "share of the row", cmap="cividis", vmin=0, vmax=1)
+        _draw_table(right, log_lift, "log2 of the lift", cmap="PuOr_r", vmin=-bound, vmax=bound)
+        left.set_yticks(range(len(rows)), names)
+
+
+def _draw_table(axes: "Axes", values: np.ndarray, label: str, **scale: Any) -> None:
+    axes.set_facecolor("white")  # the background of masked cells, which are hatched
+    axes.patch.set(hatch="///", edgecolor="silver")
+    image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **scale)
+    if len(values) <= MAX_ROWS and values.shape[1] <= MAX_COLUMNS:
+        write_numbers(axes, image, values, size=NUMBER_SIZE)
+    steps = range(0, values.shape[1], -(-values.shape[1] // MAX_COLUMNS))
+    axes.set_xticks(steps, map(str, steps))
+    axes.set_xlabel("expert")
+    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", aspect=20, fraction=0.05)
+    bar.set_label(label)
+
+
+def plot_nulls(tests: Mapping[str, "PermutationTest"], label: str, path: Path) -> None:
+    """Draws statistics as points on the ranges of their null distributions."""
+    names = [fitted(name, 34) for name in tests]
+    point: Style = {"marker": "o", "linestyle": "", "color": category_color(1), "markersize": 6}
+    with picture(path, 6.0, 1.9 + 0.26 * sum(name.count("\n") + 1 for name in names), dpi=GRID_DPI) as figure:
+        axes = figure.subplots()
+        for row, test in enumerate(tests.values()):
+            low, high = float(test.null.min()), float(test.null.max())
+            axes.plot([low, high], [row, row], color="#808080", linewidth=5, solid_capstyle="butt")
+            axes.plot(test.value, row, **point)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel(label, loc="right")
+        handles = [line_handle("this router", **point), line_handle("permuted patches (range)", linewidth=5)]
+        figure.legend(handles=handles, **{**LEGEND_BELOW, "ncols": 2})

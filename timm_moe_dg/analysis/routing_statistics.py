@@ -2,7 +2,7 @@
 
 Parts are counted as in GMoE (Li et al., ICLR 2023), figure 3b, and attributes as in SF-MoE (Li et al., 2022), figure 5.
 GMoE claims that experts process visual attributes independently of the domain. The papers give no figure for the claim,
-and the statistics of agreement were designed for this package.
+and the statistics of agreement were designed for this package. Pictures and JSON of a run's statistics come last.
 
 Axes: B images, N = H * W patches in rows from the top left, P parts, A attributes, E experts.
 """
@@ -11,15 +11,26 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data import Domain
 from ..errors import ArgumentError, DataError
-from .annotations import patch_centers
+from ..layers import GeoMoeMlp
+from ..storage.files import json_text
+from .annotations import annotate, patch_centers
+from .maps import RoutingMap, chosen_block, mixture_blocks, routing_maps
+from .plots import plot_associations, plot_nulls
+from .run_view import RunView, picture_names
+
+PARTS = "parts"  # a key of the results; all other keys are groups of attributes
+COUNTED = ("counts", "shares", "lift")  # tables of an association
+UNTRAINED = "untrained_router"  # folder of the results of routers that were initialized again
 
 
 class PermutationTest(NamedTuple):
@@ -249,3 +260,90 @@ def overall(pairs: Sequence[PairInvariance]) -> PermutationTest:
     """The mean agreement of all pairs, against the mean of their nulls."""
     value = torch.tensor([pair.agreement.value for pair in pairs], dtype=torch.float64).mean()
     return permutation_test(value, torch.stack([pair.agreement.null for pair in pairs]).mean(0))
+
+
+def draw_attributes(
+    view: RunView,
+    figures: Path,
+    *,
+    cub: Path | None,
+    block: int | None,
+    max_images: int | None,
+    permutations: int,
+) -> dict[str, Association]:
+    """Draws parts.png and, if there are any, attributes.png. Writes what it returns to attributes.json."""
+    block = _patch_block(view, block)
+    grid = view.model.patch_embed.dynamic_feat_size(view.size)
+    annotated = annotate(view, [range(len(domain))[:max_images] for domain in view.domains], grid, cub)
+    maps = [_route(view, part.domain, part.positions, block) for part in annotated]
+    first = torch.cat([domain_map.first.flatten(1) for domain_map in maps])
+    routing: dict[str, Any] = {"first": first, "num_experts": maps[0].num_experts, "permutations": permutations}
+    routing["pictures"] = [name for part in annotated for name in part.pictures]
+    members = torch.cat([part.members for part in annotated])
+    associations = {PARTS: associate_parts(members, annotated[0].parts, **routing)}
+    if annotated[0].attributes is not None:
+        attributes = torch.cat([part.attributes for part in annotated if part.attributes is not None])
+        associations |= associate_attributes(attributes, annotated[0].attribute_names, **routing)
+    plot_associations({"": associations[PARTS]}, figures / "parts.png")
+    if groups := {name: association for name, association in associations.items() if name != PARTS}:
+        plot_associations(groups, figures / "attributes.png")
+    numbers = {"model": view.name, "block": block, "images": len(first), "permutations": permutations}
+    tables = {name: _table(association) for name, association in associations.items()}
+    (figures / "attributes.json").write_text(json_text({**numbers, "tables": tables}, indent=1))
+    return associations
+
+
+def draw_invariance(
+    view: RunView,
+    figures: Path,
+    *,
+    block: int | None,
+    max_images: int | None,
+    permutations: int,
+) -> tuple[list[PairInvariance], PermutationTest]:
+    """Draws invariance.png, and writes to invariance.json the agreement of domains and its mean, which it returns."""
+    block = _patch_block(view, block)
+    domains = view.domains
+    angles = {domain.name: domain.angle for domain in domains}
+    names = [picture_names(domain, view.shares_photographs) for domain in domains]
+    with_names = [(domain, rows[:max_images]) for domain, rows in zip(domains, names, strict=True) if rows]
+    pictures = {domain.name: rows for domain, rows in with_names}
+    check_paired(pictures)  # before images are routed, which takes minutes
+    experts = {domain.name: _route(view, domain, range(len(rows)), block).first for domain, rows in with_names}
+    pairs = routing_invariance(experts, pictures, angles, permutations)
+    all_pairs = overall(pairs)
+    tests = {"all pairs": all_pairs, **{" / ".join(pair.domains): pair.agreement for pair in pairs}}
+    plot_nulls(tests, "patches with the same first expert", figures / "invariance.png")
+    numbers = {
+        **{"model": view.name, "block": block, "max_images": max_images, "permutations": permutations},
+        "angles": angles,
+        "all_pairs": _test(all_pairs),
+        "pairs": [{**pair._asdict(), "agreement": _test(pair.agreement)} for pair in pairs],
+    }
+    (figures / "invariance.json").write_text(json_text(numbers, indent=1))
+    return pairs, all_pairs
+
+
+def _patch_block(view: RunView, block: int | None) -> int:
+    """The index of the block to analyze, in a model that routes patches."""
+    block = chosen_block(view.model, block)
+    if isinstance(mixture_blocks(view.model)[block], GeoMoeMlp):
+        remedy = "routes whole images by where they were taken; use the command domains"
+        raise ArgumentError.of("model", view.name, remedy)
+    return block
+
+
+def _route(view: RunView, domain: Domain, positions: Sequence[int], block: int) -> RoutingMap:
+    images = ((domain.pixels(position), view.metadata(domain, position)) for position in positions)
+    return routing_maps(view.model, view.batches(images))[block]
+
+
+def _table(association: Association) -> dict[str, object]:
+    tables = {name: getattr(association, name).tolist() for name in COUNTED}
+    scores = {"nmi": _test(association.nmi), "cramers_v": association.cramers_v}
+    return {"rows": list(association.rows), **tables, **scores}
+
+
+def _test(test: PermutationTest) -> dict[str, object]:
+    null = {"mean": float(test.null.mean()), "largest": float(test.null.max()), "draws": len(test.null)}
+    return {"value": test.value, "null": null, "p": test.p}

@@ -51,7 +51,6 @@ class RunView:
     transform: Transform  # maps an image to the network's input
     device: str
     batch_size: int  # images per forward pass
-    skip_unreadable: bool  # whether images that cannot be decoded are left out
     shares_photographs: bool  # whether files with the same CLASS/IMAGE show the same photograph in all domains
     data_dir: str | None  # folder of the images, instead of the run's own
 
@@ -80,7 +79,7 @@ class RunView:
             remedy = "give --data-dir, the folder of the run's data"
             raise DataError(f"data_dir={folder!r}: is not the data that the run was trained on: {reason}; {remedy}")
         domains = hold_out(domains, self.args["test_domains"])
-        return drop_unreadable(domains)[0] if self.skip_unreadable else domains
+        return drop_unreadable(domains)[0] if self.args.get("skip_unreadable") else domains
 
     def batches(self, images: Iterable[tuple[Pixels, Tensor | None]]) -> Iterator[Batch]:
         """Yields inputs of the network for images with their metadata, in order."""
@@ -129,16 +128,15 @@ def open_run(
     config = data_config(model, args.get("img_size"))
     size = config["input_size"][1:]
     transform = evaluation_transform(size, config["mean"], config["std"])
-    skip = bool(args.get("skip_unreadable"))
     if split_by_photograph is None:
         benchmark = BENCHMARKS.get(args.get("dataset", ""))
         split_by_photograph = bool(args.get("split_by_photograph") or (benchmark and benchmark.shares_photographs))
-    return RunView(folder, args, model, size, transform, device, batch_size, skip, split_by_photograph, data_dir)
+    return RunView(folder, args, model, size, transform, device, batch_size, split_by_photograph, data_dir)
 
 
-def redraw_routers(model: nn.Module, seed: int = 0) -> None:
+def redraw_routers(model: nn.Module) -> None:
     """Initializes every router of a model again, in place, as a baseline for what the routers learned."""
-    with seeded_torch(seed):
+    with seeded_torch(0):
         for module in model.modules():
             if isinstance(module, Router):
                 module.reset_parameters()
@@ -169,7 +167,6 @@ class ChosenImage(NamedTuple):
     name: str  # label of the image
     image: Pixels  # as read
     metadata: Tensor | None  # (...) the network's metadata input; None if it takes none
-    position: int | None = None  # in its domain; None for a file
 
 
 ImageRows = list[tuple[str, list[ChosenImage | None]]]  # name of the row, and its images; None for a missing one
@@ -203,7 +200,7 @@ def _files(view: RunView, images: Sequence[str], columns: int) -> ImageRows:
 def _read(view: RunView, domain: Domain, position: int) -> ChosenImage:
     names = picture_names(domain, by_path=True)
     name = names[position].rpartition("/")[2] if names else f"image {position}"
-    return ChosenImage(name, domain.pixels(position), view.metadata(domain, position), position)
+    return ChosenImage(name, domain.pixels(position), view.metadata(domain, position))
 
 
 def picture_key(path: str) -> str:

@@ -90,22 +90,19 @@ def fitted(name: str, width: int) -> str:
     return f" {text}" if text.startswith("_") else text  # matplotlib's legends leave such labels out
 
 
-def new_figure(width: float, height: float, layout: Layout = "constrained") -> "Figure":
-    """Returns an empty figure of this size in inches. Raises MissingDependencyError without matplotlib."""
-    with needs("drawing", "matplotlib", "plots"):
-        from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), layout=layout)
-
-
 @contextmanager
 def picture(
     path: Path, width: float, height: float, layout: Layout = "constrained", dpi: int = DPI
 ) -> Iterator["Figure"]:
-    """Yields a styled figure of this size in inches, and writes it to `path` when the block ends."""
-    figure = new_figure(width, height, layout)
-    from cycler import cycler
-    from matplotlib import rc_context
+    """Yields a styled figure of this size in inches, and writes it to `path` when the block ends.
 
+    Raises MissingDependencyError without matplotlib.
+    """
+    with needs("drawing", "matplotlib", "plots"):
+        from cycler import cycler
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(width, height), layout=layout)
     colors = cycler(color=[category_color(index) for index in range(CATEGORIES)])
     with rc_context({**STYLE, "font.size": text_size(width), "axes.prop_cycle": colors}):
         yield figure

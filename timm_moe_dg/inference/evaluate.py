@@ -13,9 +13,8 @@ import numpy as np
 from accelerate import Accelerator
 from torch import distributed, nn
 
-from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, model_keywords, option
+from ..cli.arguments import LoaderOptions, TrainedModelOptions, model_keywords, option
 from ..cli.text import one_line
-from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import LOCAL, key_value, position_or_name, positive_int
 from ..data import (
     BENCHMARKS,
@@ -45,9 +44,6 @@ from ..storage.files import all_or_nothing
 from ..storage.run_folder import run_arguments, save_calibration, warn_of_unfinished
 from .evaluated import FILES, Evaluated, save_features, score_table, write_files
 
-# What --help shows; --help-all shows every option
-MAIN = ["model", "pretrained", "initial_checkpoint", "model_kwargs", "dataset", "data_dir", "test_domains"]
-MAIN += ["domains", "split", "calibrate", "batch_size", "workers", "output", "save_features", "force"]
 HELD_OUT, ALL = "held-out", "all"
 _logger = logging.getLogger(__name__)
 CHANGING = ("img_size", "coverage_radius", "expert_mode", "initial_checkpoint")  # options of another network
@@ -110,10 +106,6 @@ class FilledEvaluateOptions(EvaluateOptions):
 
     dataset: str
     in_chans: int
-    trial_seed: int
-    holdout_fraction: float
-    split_by_photograph: bool
-    skip_unreadable: bool
 
     @property
     def image_bands(self) -> Bands:
@@ -151,16 +143,6 @@ class _Data(NamedTuple):
         if self.recognized is None:
             return []
         return [part.role(domain) for domain, part in zip(self.domains, self.recognized, strict=True)]
-
-
-def evaluate_parser(description: str | None = None) -> ToolParser:
-    """Builds the command line of tools/evaluate.py."""
-    parser = tool_parser("evaluate.py", description, "--model NAME [options]", main=MAIN, config=True)
-    add_options(parser, "model", TrainedModelOptions)
-    place = "data (default for the model of a run: as in that run)"
-    add_options(parser, place, EvaluationDataOptions, LoaderOptions)
-    add_options(parser, "output", EvaluationOutputOptions)
-    return parser
 
 
 def evaluate(options: EvaluateOptions) -> Evaluation:
@@ -220,7 +202,12 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
         digests = with_readable(digests, domains) if digests else []
     recognized = recognize(run, domains, digests)
     untrained = [index for index, domain in enumerate(recognized) if not domain.trained] if recognized else []
-    named = _test_domains(options, domains, recognized, untrained)
+    if options.test_domains is None:
+        named: Sequence[int] = untrained if recognized else evaluation_only(domains)
+    else:
+        named = _find_domains(options, "test_domains", domains)
+        if trained := [domains[index].name for index in named if recognized and recognized[index].trained]:
+            raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
     # Those that the run did not train on are none of training, whether they are named or not
     test_domains = untrained if recognized else named
     domains = hold_out(domains, test_domains)
@@ -234,20 +221,6 @@ def _read_data(options: FilledEvaluateOptions) -> _Data:
     if not counted:
         raise ArgumentError.of("domains", HELD_OUT, "no domain is marked as held out; name some with --test-domains")
     return data._replace(counted=list(counted))
-
-
-def _test_domains(
-    options: EvaluateOptions,
-    domains: Sequence[Domain],
-    recognized: Sequence[Recognized] | None,
-    untrained: Sequence[int],
-) -> Sequence[int]:
-    if options.test_domains is not None:
-        positions = _find_domains(options, "test_domains", domains)
-        if trained := [domains[index].name for index in positions if recognized and recognized[index].trained]:
-            raise ArgumentError.of("test_domains", trained, "the run trained on these; use --domains to score them")
-        return positions
-    return untrained if recognized else evaluation_only(domains)
 
 
 def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]) -> list[int]:

@@ -75,12 +75,6 @@ class Evaluated:
         """Scores by role, for benchmarks with "id" and "ood" domains; see `protocols.role_scores`."""
         return role_scores(self.outputs, self.domains)
 
-    @cached_property
-    def uncalibrated_errors(self) -> tuple[float, ...]:
-        """Calibration errors by domain without the temperature; NaN for a domain without images."""
-        plain = self.outputs._replace(confidence=self.outputs.uncalibrated)
-        return tuple(scores.ece for scores in assess(plain, len(self.domains), counted=self.counted).domains)
-
     @property
     def calibration_groups(self) -> dict[str, CalibrationBins]:
         """Bins before and after calibration, of the validation images and of all images of other domains."""
@@ -193,7 +187,9 @@ def save_features(evaluated: Evaluated, path: Path) -> None:
 def domain_rows(evaluated: Evaluated) -> Iterator[list[object]]:
     """Rows in the data's order; "test" is 1 for domains that were not trained on."""
     yield ["domain", "test", *Scores._fields, "in_accuracy", "out_accuracy", "role", "ece_uncalibrated"]
-    errors = evaluated.uncalibrated_errors
+    plain = evaluated.outputs._replace(confidence=evaluated.outputs.uncalibrated)
+    without = assess(plain, len(evaluated.domains), counted=evaluated.counted)
+    errors = [scores.ece for scores in without.domains]
     scores = zip(evaluated.assessment.domains, *evaluated.split_accuracies, evaluated.domain_roles, errors, strict=True)
     for index, (of_domain, *further) in enumerate(scores):
         yield [evaluated.domains[index].name, int(index in evaluated.test_domains), *of_domain, *further]

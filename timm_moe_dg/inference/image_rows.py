@@ -8,11 +8,10 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,10 +46,11 @@ class Member(NamedTuple):
     offset: int  # of its content
     size: int  # bytes
 
-    def read(self, file: BinaryIO) -> bytes:
-        """Reads it from the open tar file."""
-        file.seek(self.offset)
-        return file.read(self.size)
+    def read(self) -> bytes:
+        """Reads its content."""
+        with open(self.tar, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
 
 
 class ImageRow(NamedTuple):
@@ -206,36 +206,33 @@ class RowImages(Dataset):
 
     def __getitem__(self, batch: Batch) -> Decoded:
         positions, images, metadata, reasons = list[int](), list[Tensor](), list[tuple[float, ...]](), list[str]()
-        with ExitStack() as stack:
-            tars = {m.tar: stack.enter_context(open(m.tar, "rb")) for row in batch.rows for m in (row.member,) if m}
-            for position, row in enumerate(batch.rows):
-                tar = tars[row.member.tar] if row.member else None
-                try:
-                    images.append(self._image(row, tar))
-                    metadata.append(self._metadata(row, tar))
-                    positions.append(position)
-                except ImageReadError as error:
-                    del images[len(positions) :]
-                    reasons.append(str(error))
+        for position, row in enumerate(batch.rows):
+            try:
+                images.append(self._image(row))
+                metadata.append(self._metadata(row))
+                positions.append(position)
+            except ImageReadError as error:
+                del images[len(positions) :]
+                reasons.append(str(error))
         kind = torch.int64 if self.names.ids else torch.float64
         stacked = torch.stack(images) if images else torch.empty(0)
         return Decoded(batch, positions, stacked, torch.tensor(metadata, dtype=kind), reasons)
 
-    def _image(self, row: ImageRow, tar: BinaryIO | None) -> Tensor:
-        content = io.BytesIO(row.member.read(tar)) if row.member and tar else None
+    def _image(self, row: ImageRow) -> Tensor:
+        content = io.BytesIO(row.member.read()) if row.member else None
         pixels = read_pixels(row.path, self.bands, file=content)
         image = self.transform(pixels)
         warn_if_squeezed(row.path, pixels, image)
         return image
 
-    def _metadata(self, row: ImageRow, tar: BinaryIO | None) -> tuple[float, ...]:
-        if row.metadata is not None or row.note is None or tar is None:
-            if row.metadata is None and row.member is None and self.reads_places:
-                place = own_place(row.path)
-                return self.names.unknown if place is None else (*place.degrees, *self.names.unknown[2:])
-            return row.metadata or self.names.unknown
+    def _metadata(self, row: ImageRow) -> tuple[float, ...]:
+        if row.metadata is not None:
+            return row.metadata
+        if row.note is None:
+            place = own_place(row.path) if row.member is None and self.reads_places else None
+            return self.names.unknown if place is None else (*place.degrees, *self.names.unknown[2:])
         try:
-            note = json.loads(row.note.read(tar))
+            note = json.loads(row.note.read())
             given = note if isinstance(note, dict) else {}
             table = text_table(Path(row.path), {name: [given.get(name)] for name in self.names.all})
             (numbers,) = metadata_values(table, self.names.ids, self.names.columns)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from ..cli.arguments import LoaderOptions, TrainedModelOptions, add_options, option
+from ..cli.arguments import option
 from ..cli.text import csv_path, utf8
-from ..cli.tool import ToolParser, tool_parser
 from ..cli.values import positive_int, shard_text
 from ..data.readers.csv_tables import Metadata
 from ..errors import ArgumentError, DataError, ImageReadError, StorageError, needs
@@ -31,10 +30,7 @@ from .predictor import (
     ABSTAIN,
     SET,
     STATUS,
-    CertaintyOptions,
     Column,
-    ColumnOptions,
-    DeviceOptions,
     LoadedModel,
     Part,
     PartOptions,
@@ -45,9 +41,6 @@ from .predictor import (
 JOB = "_job.json"  # readers of Parquet folders skip names with an underscore
 INPUT, FILES, UNREADABLE = b"input", b"files", b"unreadable"  # entries of a part's metadata
 _NAME = re.compile(r"part-(\d+)\.parquet")
-
-# What --help shows; --help-all shows every option
-MAIN = ["model", "metadata", "top_k", "columns", "coverage", "abstain", "output", "shard"]
 
 
 # fmt: off
@@ -87,18 +80,6 @@ class PredictOptions(PartOptions, ImageOptions, TableOptions):
         return path if path.is_dir() or not path.suffix or self.output.endswith(os.sep) else None
 
 
-def predict_parser(description: str | None = None) -> ToolParser:
-    """Builds the command line of tools/predict.py."""
-    parser = tool_parser("predict.py", description, "--model NAME [options] IMAGES ...", main=MAIN, config=True)
-    images = "files, folders (searched to any depth), patterns, lists (.csv, .parquet) or .tar files of WebDataset"
-    parser.add_argument("images", nargs="+", metavar="IMAGES", help=images)
-    add_options(parser, "model", TrainedModelOptions)
-    add_options(parser, "images", ImageOptions, LoaderOptions)
-    add_options(parser, "computation", DeviceOptions)
-    add_options(parser, "output", ColumnOptions, CertaintyOptions, TableOptions)
-    return parser
-
-
 def predict(options: PredictOptions, model: LoadedModel, file: TextIO | None = None) -> Iterator[list[Any]]:
     """Predicts images, and writes the table as CSV to `options.output`, or to an open file, as it goes.
 
@@ -113,16 +94,20 @@ def predict(options: PredictOptions, model: LoadedModel, file: TextIO | None = N
         remedy = "one process writes a table; several write a folder of parts: --output FOLDER"
         raise ArgumentError.of("output", options.output, remedy)
     names, is_first, can_read = ["path", *answer_columns(options)], True, False
-    with _csv_file(options) if options.output else nullcontext(file) as opened:
+    with ExitStack() as stack:
+        if options.output:
+            path = Path(options.output)
+            folder = stack.enter_context(all_or_nothing(path.parent, [path.name], overwrite=options.force))
+            file = stack.enter_context((folder / path.name).open("w", newline="", encoding="utf-8"))
         predictor = Predictor(options, model)
         for part in predictor.parts(enumerate(_parts(options, predictor))):
             columns = (part.table[name] for name in names)
             values = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
             rows = list(map(list, zip(*values, strict=True)))
-            if opened is not None and rows:
+            if file is not None and rows:
                 cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
-                write_rows(opened, [names, *cells] if is_first else cells)
-                opened.flush()
+                write_rows(file, [names, *cells] if is_first else cells)
+                file.flush()
             yield from rows
             is_first &= not rows
             can_read |= len(part.unreadable) < part.images
@@ -165,16 +150,6 @@ def _parts(options: PredictOptions, predictor: Predictor) -> Iterator[list[Image
         table.check(row.path for row in image_rows(options.images, predictor.names))
         rows = (row._replace(metadata=table.of(row.path) or row.metadata) for row in rows)
     return chunks(rows, options.part_size)
-
-
-@contextmanager
-def _csv_file(options: PredictOptions) -> Iterator[TextIO]:
-    path = Path(str(options.output))
-    with (
-        all_or_nothing(path.parent, [path.name], overwrite=options.force) as folder,
-        (folder / path.name).open("w", newline="", encoding="utf-8") as file,
-    ):
-        yield file
 
 
 def _cell(value: Any) -> Any:
@@ -349,21 +324,16 @@ def _parquet() -> Any:
 def _arrow_table(table: Mapping[str, Column], notes: Mapping[bytes, str]) -> Any:
     import pyarrow as pa
 
+    # Types do not depend on values, of which a part may have none
+    kinds = {"location": pa.int64(), "logits": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
+    kinds |= {"experts": pa.list_(pa.int32()), SET: pa.list_(pa.string()), ABSTAIN: pa.bool_()}
+
     def array(name: str, column: Column) -> Any:
         if isinstance(column, np.ndarray):
             ends = np.arange(len(column) + 1, dtype=np.int32) * column.shape[1]
             return pa.ListArray.from_arrays(ends, column.ravel())
         if name in ("path", STATUS) or name.startswith("class"):
             return pa.array([text and utf8(text) for text in column], pa.string())
-        return pa.array(column, _type(name))
+        return pa.array(column, kinds.get(name, pa.float64()))
 
     return pa.table({name: array(name, column) for name, column in table.items()}).replace_schema_metadata(notes)
-
-
-def _type(name: str) -> Any:
-    """Types do not depend on values, of which a part may have none."""
-    import pyarrow as pa
-
-    kinds = {"location": pa.int64(), "logits": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
-    kinds |= {"experts": pa.list_(pa.int32()), SET: pa.list_(pa.string()), ABSTAIN: pa.bool_()}
-    return kinds.get(name, pa.float64())

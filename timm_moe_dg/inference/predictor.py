@@ -302,17 +302,14 @@ class Predictor:
 
     def _with_unreadable(self, table: Mapping[str, Column], decoded: Decoded) -> dict[str, Column]:
         """Adds a row without an answer for each image of a batch that cannot be decoded."""
-        places, rows = self.names.all[:2], decoded.batch.rows
-        values = {name: dict(zip(decoded.positions, _listed(column), strict=True)) for name, column in table.items()}
-        filled: dict[str, Column] = {
-            name: [values.get(name, {}).get(position) for position in range(len(rows))] for name in self.columns
-        }
-        for position in set(range(len(rows))) - set(decoded.positions):
-            row = rows[position]
-            coordinates = dict(zip(places, row.metadata or self.names.unknown, strict=False))
-            for name, value in {"path": row.path, STATUS: UNREADABLE, **coordinates}.items():
-                filled[name][position] = value
-        return filled
+        rows = list[dict[str, Any]]()
+        for row in decoded.batch.rows:
+            places = zip(self.names.all[:2], row.metadata or self.names.unknown, strict=False)
+            rows.append({**dict.fromkeys(self.columns), "path": row.path, STATUS: UNREADABLE, **dict(places)})
+        for name, column in table.items():
+            for position, value in zip(decoded.positions, _listed(column), strict=True):
+                rows[position][name] = value
+        return {name: [row[name] for row in rows] for name in self.columns}
 
 
 def thresholds(options: Any, calibration: Calibration | None) -> tuple[float, float]:

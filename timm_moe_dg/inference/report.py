@@ -17,9 +17,8 @@ from typing import NamedTuple
 import jinja2
 import numpy as np
 import pandas as pd
-import torch
 
-from ..analysis.geography_plots import draw_domains, is_geographic
+from ..analysis.geography import draw_domains, is_geographic
 from ..analysis.maps import draw_attention, draw_experts
 from ..analysis.plots import plot_accuracies, plot_learning_curves
 from ..analysis.run_view import RunView, open_run
@@ -242,18 +241,17 @@ def _network_sections(folder: Path, settings: ReportSettings) -> dict[str, list[
     def picture(draw: Callable[..., object], file: str, caption: str, **options: object) -> list[Block]:
         return drawn(lambda path: draw(view, path.parent, **options), caption, file)
 
-    chosen = {"images": None, "target": None}  # the data's own images, of the first class
     pictures: list[Block] = [f"{type(view.model).__name__} is a dense model without experts."]
     if any(hasattr(module, "record_routing") for module in view.model.modules()):
         caption = "The first expert of each patch, or of each image, in the last block with experts."
-        pictures = picture(draw_experts, "experts.png", caption, **chosen, columns=4, block=None)
+        pictures = picture(draw_experts, "experts.png", caption)
     with suppress(MoeDgError, OSError):  # without its data
         # One map is enough for a page, of "id" images if the data has some
         for role in [role for role in SCORED_ROLES if is_geographic(view, role)][:1]:
             caption = "The routed expert with the largest weight at each place."
             pictures += picture(draw_domains, "map.png", caption, role=role)
     caption = "Attention of the class token in the last block, by head."
-    pictures += picture(draw_attention, "attention.png", caption, **chosen, columns=2, twin=None)
+    pictures += picture(draw_attention, "attention.png", caption, columns=2)
     return {"The network on new images": attempt(lambda: _scores(view, settings)), "Experts and attention": pictures}
 
 
@@ -293,8 +291,7 @@ def evaluate_network(view: RunView, settings: ReportSettings) -> Evaluated:
     calibration = find_calibration(f"{LOCAL}{view.folder / 'best'}", view.model)
     temperature = calibration.temperature if calibration else 1.0
     batches = view.evaluation_batches(new_images, settings.workers)
-    with torch.no_grad():
-        outputs = collect_outputs(view.model, batches, positions, temperature=temperature)
+    outputs = collect_outputs(view.model, batches, positions, temperature=temperature)
     # Held-out domains with images, first those that are not "id", or else all domains
     present = set((outputs.group // 2).tolist())
     choices = (unseen_domains(domains, tested), tested, range(len(domains)))

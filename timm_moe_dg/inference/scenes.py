@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -131,15 +130,19 @@ def predict_scene(options: SceneOptions, model: LoadedModel) -> list[str]:
         open_raster(options.images[0], "images") as raster,
     ):
         scene = _Scene(options, model, raster)
-        with _written(path):
+        try:
             scene.write(folder / path.name)
             with import_rasterio().open(folder / path.name) as file:  # GDAL may lose a block without an error
                 for _, window in file.block_windows(1):
                     file.read(window=window)
-        scene.report()
-        (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
-        with _written(path):
+            unlike, total = scene.unlike
+            if unlike:
+                _logger.warning(f"{unlike} of {total} windows ({unlike / total:.0%}) are unlike the training images")
             _draw(folder / path.name, folder / names[2], model.classes, scene.codes)
+        except import_rasterio().errors.RasterioError as error:
+            remedy = "free some space on the disk or choose another"
+            raise StorageError(f"output={str(path)!r}: cannot be written to its end ({error}); {remedy}") from error
+        (folder / names[1]).write_text(_side_file(model.classes), encoding="utf-8")
         return [str(path.parent / name) for name in names if (folder / name).exists()]  # no picture without matplotlib
 
 
@@ -248,12 +251,6 @@ class _Scene:
                 block = self.compose(rows, top, bottom)
                 file.write(block[: len(names)], window=self.part(0, top, raster.width, bottom - top))
 
-    def report(self) -> None:
-        """Logs the share of windows that are unlike the training images."""
-        unlike, total = self.unlike
-        if unlike:
-            _logger.warning(f"{unlike} of {total} windows ({unlike / total:.0%}) are unlike the training images")
-
     @torch.inference_mode()
     def predict_row(self, top: int) -> WindowRow:
         """Predicts the windows that start at a row of pixels."""
@@ -265,11 +262,10 @@ class _Scene:
             metadata[:, :2] = torch.from_numpy(places_of(self.scene, centers.tolist(), [top + self.size / 2] * count))
         experts = domains_at(self.model.network, metadata).numpy() if self.options.experts else np.full(count, -1)
         for batch in np.array_split(np.arange(count), -(-count // self.options.batch_size)):
-            views = list(self.read_windows(top, self.lefts[batch]))
-            present = batch[[view is not None for view in views]]
-            if not len(present):
+            views = dict(self.read_windows(top, batch))
+            if not views:
                 continue
-            images = torch.stack([view for view in views if view is not None]).to(self.model.device)
+            present, images = list(views), torch.stack(list(views.values())).to(self.model.device)
             more = (metadata[present].to(self.model.device),) if self.columns else ()
             logits, *features = self.forward(images, *more)
             logits = logits.float()
@@ -283,18 +279,17 @@ class _Scene:
                 self.unlike += np.array([int(unlike.sum()), len(present)])
         return WindowRow(probabilities, experts)
 
-    def read_windows(self, top: int, lefts: np.ndarray) -> Iterator[Tensor | None]:
-        """Yields inputs for windows, and None for those without data in more than half of their pixels."""
-        for left in lefts.tolist():
-            values, missing = self.raster.read(self.positions, self.part(left, top, self.size, self.size))
-            if missing_share(missing) > MOST_MISSING:
-                yield None
-            else:
+    def read_windows(self, top: int, numbers: np.ndarray) -> Iterator[tuple[int, Tensor]]:
+        """Yields inputs for windows of a row by number, without those that lack data in more than half of it."""
+        for number in numbers.tolist():
+            place = self.part(int(self.lefts[number]), top, self.size, self.size)
+            values, missing = self.raster.read(self.positions, place)
+            if missing_share(missing) <= MOST_MISSING:
                 pixels = self.raster.converted(values, missing, self.model.bands, self.positions)
                 if not self.is_compared:
                     warn_of_other_pixels(self.model.network, self.path, pixels)
                     self.is_compared = True
-                yield self.model.view(pixels)
+                yield number, self.model.view(pixels)
 
     def part(self, left: int, top: int, width: int, height: int) -> Any:
         """Returns a window of rasterio's."""
@@ -312,16 +307,6 @@ class _Scene:
         if missing is not None:
             block[:, missing.all(axis=0)] = self.codes.nodata
         return block
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Turns GDAL's failures while a map is written, or read back, into a `StorageError`."""
-    try:
-        yield
-    except import_rasterio().errors.RasterioError as error:
-        remedy = "free some space on the disk or choose another"
-        raise StorageError(f"output={str(path)!r}: cannot be written to its end ({error}); {remedy}") from error
 
 
 def _check_output(options: SceneOptions) -> Path:
