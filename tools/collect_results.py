@@ -21,7 +21,7 @@ from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.protocols.selection import held_out_score
-from timm_moe_dg.results.answer import answer, pairs_text, scores_of
+from timm_moe_dg.results.answer import ZERO, answer, pairs_text, scores_of
 from timm_moe_dg.results.comparison import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
 from timm_moe_dg.results.papers import rows_without_figures
@@ -93,7 +93,8 @@ def print_tables(args: argparse.Namespace, tables: Sequence[Table]) -> None:
             runs = [run for runs in table.runs.values() for run in runs]
             if table.rule == VALIDATION and any(run.args.get("row") for run in runs):
                 scores = scores_of(runs, "whole" if args.whole_domain else None)
-                parts += pairs_text(answer(scores, {}), args.format)
+                if set(scores.row) != {ZERO}:
+                    parts += pairs_text(answer(scores, {}), args.format)
         print("\n\n".join(parts))
 
 

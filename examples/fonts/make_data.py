@@ -12,6 +12,7 @@ import argparse
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -26,10 +27,11 @@ SIDE, MARGIN, DRAWN = 48, 4, 96  # pixels of an image, around a letter, and of a
 
 def read_font(file: Path) -> ImageFont.FreeTypeFont:
     """Opens a compressed font that has all letters."""
-    try:
-        from fontTools.ttLib import TTFont, TTLibError
-    except ImportError as error:
-        raise MissingDependencyError("fonttools: is not installed; pip install fonttools brotli") from error
+    for package in ("fontTools", "brotli"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(f"{package} is not installed: pip install fonttools brotli")
+    from fontTools.ttLib import TTFont, TTLibError
+
     try:
         font = TTFont(file)
         font.flavor = None  # Pillow reads uncompressed fonts
@@ -62,13 +64,15 @@ def main(argv: Sequence[str]) -> None:
         raise ArgumentError.of("folder", str(options.folder), "exists; give a new folder")
     with LIST.open(newline="") as file:
         fonts = list(csv.DictReader(file))
+    unfinished = options.folder.with_name(f"{options.folder.name}.unfinished")
     for font in fonts:
         name = font["package"].rpartition("@")[0].removeprefix("@fontsource/")
         source = options.packages / "node_modules" / "@fontsource" / name / "files" / f"{name}-latin-400-normal.woff2"
         for letter, picture in draw_letters(read_font(source)):
-            target = options.folder / font["family"] / letter / f"{name}.png"
+            target = unfinished / font["family"] / letter / f"{name}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
             picture.save(target)
+    unfinished.rename(options.folder)
     print(f"{options.folder}: {len(fonts)} fonts, {len(fonts) * len(ascii_lowercase)} images")
 
 

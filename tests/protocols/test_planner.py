@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from PIL import Image
 
-from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data import get_benchmark, seed_hash
 from timm_moe_dg.errors import ArgumentError, ProtocolError
 from timm_moe_dg.protocols import planner
 from timm_moe_dg.protocols.planner import Row, Sweep, plan_runs, read_rows
@@ -77,6 +77,9 @@ def test_a_row_has_its_options_those_of_the_plan_and_those_given_for_all():
     plan = sweep(rows={"small": row, "b": {"model": "b"}}, options={"model_kwargs": {"depth": 3, "width": 8}})
     runs = plan_runs(replace(plan, given={"model_kwargs": {"width": 9, "num_experts": 4}, "steps": 5}))
     first, second = runs[0], runs[6]
+    # The order of images is that of ERM without a row, whatever the method
+    other = plan_runs(sweep(rows={"b": {"algorithm": "CORAL"}}))[1]
+    assert runs[1].options["seed"] == other.options["seed"] == seed_hash("rotated_digits", "ERM", [1], 0, 0)
     assert first.options["model_kwargs"] == {"depth": 2, "num_experts": 4, "width": 9}
     assert second.options["model_kwargs"] == {"depth": 3, "width": 9, "num_experts": 4}
     assert (first.options["lr"], "lr" in second.options, first.options["steps"]) == (0.1, False, 5)

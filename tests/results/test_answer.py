@@ -67,12 +67,12 @@ RULE = [  # gains, recommended row, verdicts, words of the sentences
     ("one seed", {"gmoe": 0.05 + FIVE}, {"seeds": 1}, "dense", ["cannot tell"], ["is 0.062", "at least 2 seeds"]),
     ("ties", {"gmoe": [0.0] * 3}, {"noise": 0}, "dense", ["equal in practice"], ["that are equal in practice"]),
     ("probe ties", {"probe": [0.0] * 3}, {"noise": 0}, "probe", ["equal in practice"], ["The probe alone is one of"]),
-    ("worse probe", {"probe": FIVE - 0.05}, {}, "dense", ["worse"], ["no other row is as good"]),
+    ("worse probe", {"probe": FIVE - 0.05}, {}, "dense", ["worse"], ["the only row"]),
     ("weak probe", {"probe": FIVE - 0.5}, {}, "dense", ["worse"], ["(20.0%): dense. The probe alone is none of them"]),
     ("two better", {"gmoe": 0.05 + FIVE, "moge": 0.052 + FIVE}, {}, "gmoe", ["better"] * 2, ["Take gmoe"]),
     ("the best", {"gmoe": 0.05 + FIVE, "moge": 0.1 + FIVE}, {}, "moge", ["better"] * 2, ["Take moge"]),
-    ("weak, not told", {"probe": [-x for x in ONE_DOMAIN]}, {}, "dense", ["cannot tell"], ["no other row is as good"]),
-    ("alone", {"dense": [0.0] * 5}, {}, "dense", [], ["Take dense: no other row"]),
+    ("weak, not told", {"probe": [-x for x in ONE_DOMAIN]}, {}, "dense", ["cannot tell"], ["the only row"]),
+    ("alone", {"dense": [0.0] * 5}, {}, "dense", [], ["Take dense, the only row"]),
 ]  # fmt: skip
 
 
@@ -165,6 +165,8 @@ def test_scores_of_runs_have_the_names_of_rows_and_the_most_frequent_class() -> 
     assert scores.groupby("row").accuracy.mean().to_dict() == pytest.approx({"gmoe": 0.925, ZERO: 0.835})
     others = [run for steps in (1, 2) for run in sweep({"vit": DENSE}, row="dense", steps=steps)]
     assert set(scores_of(others).row) == {"dense, steps=1", "dense, steps=2"}
+    alike = [*sweep({"vit": DENSE}, row="dense"), *sweep({"resnet": DENSE}, row="dense")]
+    assert set(scores_of(alike).row) == {"dense (ERM, vit)", "dense (ERM, resnet)"}
     runs = [
         replace(run, records=[replace(r, metrics={"balanced_accuracy": (0.3,) * 2}) for r in run.records])
         for run in empty_sites([0.9] * 2)

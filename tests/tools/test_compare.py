@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -125,6 +126,7 @@ def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photo
     load_tool("finetune").main([*words, "--experiment", "base", "--test-domains", "a", *SHORT])
     capsys.readouterr()
     source = ["--source", str(tmp_path / "base"), "--no-from-scratch", "--rows", "probe", "gmoe", "--domains", "b"]
+    assert "the source was trained on b, c: scores there are too good" in compare(*source, "--dry-run")
     answered = json.loads(compare(*source, "--train", "upper", "--format", "json"))
     assert [row["model"] for row in answered["plan"]["rows"].values()] == [f"local-dir:{tmp_path}/base/best", "gmoe"]
 
@@ -151,12 +153,15 @@ def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
         (["--source", "resnet18"], [], "source='resnet18': is no vision transformer"),
         (["--rows", "dens"], [], "rows='dens': is no file, and none of the rows dense, gmoe"),
         (["--rows", "places", "dense"], [], "rows='places': no training image has coordinates"),
+        (["-c", "places.yaml"], [], "rows='places': is the name of a row without a network"),
         (["--rows", "dense"], ["--trial-seed", "3"], "trial_seed=3: is decided by the sweep"),
         (["--data-dir", "none"], [], "data_dir='none'"),
         (["--domains", "d"], [], r"domains=\['d'\]"),
     ],
 )
-def test_a_mistake_ends_a_comparison_before_its_first_run(compare, words, passed, complaint):
+def test_a_mistake_ends_a_comparison_before_its_first_run(compare, monkeypatch, tmp_path, words, passed, complaint):
+    monkeypatch.chdir(tmp_path)
+    Path("places.yaml").write_text("rows: [{places: {}}]")
     with pytest.raises(SystemExit, match=rf"^compare\.py: \w+: {complaint}"):
         compare(*words, passed=[*SHORT, *passed])
     assert not compare.begun

@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import send_to_device, set_seed
 from timm.data.model_config import get_model_input_config
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from ..analysis.plots import plot_answer
 from ..cli.arguments import checked, default_device, fields_of, merged, option
@@ -23,15 +24,17 @@ from ..cli.text import one_line, show_line
 from ..cli.values import LOCAL, key_value, model_source, non_negative, output_file, weights_file
 from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
+from ..data.inspection import fingerprint
 from ..data.readers.places import POOLED
 from ..errors import ArgumentError
 from ..finetuning.loop import take_step
 from ..finetuning.messages import logging_disabled
 from ..finetuning.model import build_model
-from ..finetuning.plan import make_plan
+from ..finetuning.plan import has_frozen_trunk, make_plan, needing_pixels, seen_domains
 from ..finetuning.processes import join_processes, leave_processes, process_state_kept
 from ..finetuning.resume import ResumePoint
 from ..finetuning.run import start
+from ..finetuning.trunk_cache import FOLDER as CACHE
 from ..models.gmoe import resolve_moe_layers
 from ..networks.build import build_network
 from ..networks.cost import count_macs
@@ -44,21 +47,28 @@ from ..protocols.run_identity import default_network
 from ..results.answer import ZERO, Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
-from .sweep import FINETUNE, ComparisonOptions, LaunchOptions, duration, launch, make_job, slots, with_chosen_rates
+from .sweep import (
+    FINETUNE,
+    ComparisonOptions,
+    LaunchOptions,
+    cpu_share,
+    duration,
+    launch,
+    make_job,
+    slots,
+    with_chosen_rates,
+)
 from .zeros import NO_MODEL, ZEROS, has_coordinates, write_zero
 
 SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
-PROBE_RATE = 1e-2  # learning rate of a classifier alone, which few steps at a lower one leave far from its best
+PROBE_RATE = 1e-2  # learning rate of a classifier alone; at lower ones 100 steps are too few
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
-_TRUNK = (
-    "blocks below the first mixture stay frozen ({}), and their outputs are computed once, without augmentation; "
-    "--train all trains everything"
-)
+_TRUNK = "outputs of frozen blocks are computed once, without augmentation (--freeze {}); --train all trains everything"
 
 
 # fmt: off
@@ -110,26 +120,33 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     benchmark.check_data_dir(data_dir)
     domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
     if OFFICIAL in options.protocols and [domain.group for domain in domains if domain.role == "train"] == [POOLED]:
-        remedy = "no test domain is surely unseen by the one training domain; name sites by --columns group=COLUMN"
+        remedy = (
+            f"no region is surely unseen by one pool of training images; give data such as {options.dataset}_regions"
+        )
         raise ArgumentError.of("protocols", list(options.protocols), remedy)
-    for_all = starting_options(options, given, benchmark, domains)
-    zeros, trained = rows_of(options, domains, given)
+    network = source_network(options.source)
+    for_all = starting_options(options, given, benchmark, network)
+    zeros, trained = rows_of(options, given, domains, network)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
     plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
     show_line(describe_plan(plan))
-    for line in remarks(domains):
+    for line in remarks(options, domains):
         show_line(line)
     if "cache_trunk" in for_all:
         show_line(_TRUNK.format(merged(for_all, given)["freeze"]))
     runs = plan_runs(plan)
     left = [run for run in runs if not Path(options.output, run.name, DONE).exists()]
     if left and not options.status:
-        show_line(estimate(options, left))
+        show_line(estimate(options, left, sum(map(len, domains))))
     if options.dry_run:
         return None
     names = write_zeros(options, plan, zeros)
     chosen = with_chosen_rates(options, options.output, plan, options.rates, imports)
-    if chosen is None or not launch(options, options.output, chosen, imports) or options.status:
+    is_complete = chosen is not None and launch(options, options.output, chosen, imports)
+    if options.status:
+        return None
+    if chosen is None or not is_complete:
+        show_line("runs are left; the same command goes on")
         return None
     names |= {run.name for run in runs}
     finished = find_runs([Path(options.output, name) for name in sorted(names)])[0]
@@ -147,10 +164,12 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
 
 def _keeps_trunk(options: Arguments) -> bool:
     """Whether the outputs of frozen blocks can be kept, as far as options say."""
-    return str(options.get("freeze", "trunk")).startswith(("trunk", "backbone"))
+    return has_frozen_trunk(options.get("freeze", "trunk")) and not needing_pixels(options)
 
 
-def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments) -> tuple[list[str], list[Row]]:
+def rows_of(
+    options: CompareOptions, given: Arguments, domains: Sequence[Domain], network: nn.Module | None
+) -> tuple[list[str], list[Row]]:
     """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
     source = {"backbone": options.source}
     ready: dict[str, Arguments] = {}
@@ -160,16 +179,24 @@ def rows_of(options: CompareOptions, domains: Sequence[Domain], given: Arguments
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
         zeros.append("places")
-        if type(source_network(options.source)) is VisionTransformer:
+        if type(network) is VisionTransformer:
             ready |= {name: {"model": name, "model_kwargs": source} for name in ("erm_le", "moge")}
     entries = options.rows or [*zeros, *ready]
     zeros = [entry for entry in entries if isinstance(entry, str) and entry in ZEROS]
     rows = read_rows([entry for entry in entries if entry not in zeros], {"model": options.source}, ready)
-    uncached = {"cache_trunk": None}
-    return zeros, [Row(row.name, {**({} if _keeps_trunk(row.options) else uncached), **row.options}) for row in rows]
+    trained = []
+    for row in rows:
+        if row.name in ZEROS:
+            raise ArgumentError.of("rows", row.name, "is the name of a row without a network; give another")
+        further: dict[str, Any] = {} if _keeps_trunk(row.options) else {"cache_trunk": None}
+        start = dict(row.options.get("model_kwargs") or {}).get("backbone", row.options["model"])
+        if start != options.source and not options.from_scratch:
+            further |= {"initial_checkpoint": None, "pretrained": True}  # the weights of its own network
+        trained.append(Row(row.name, {**further, **row.options}))
+    return zeros, trained
 
 
-def source_network(name: str) -> torch.nn.Module | None:
+def source_network(name: str) -> nn.Module | None:
     """Builds a source without weights; None for an unknown name."""
     if ":" not in name:
         return default_network(name)
@@ -178,10 +205,9 @@ def source_network(name: str) -> torch.nn.Module | None:
 
 
 def starting_options(
-    options: CompareOptions, given: Arguments, benchmark: Benchmark, domains: Sequence[Domain]
+    options: CompareOptions, given: Arguments, benchmark: Benchmark, network: nn.Module | None
 ) -> dict[str, Any]:
     """Returns the options of finetune that all trained rows begin with, unless they or words after -- have others."""
-    network = source_network(options.source)
     blocks, embedding = getattr(network, "blocks", None), getattr(network, "patch_embed", None)
     if blocks is None or embedding is None:
         remedy = f"is no vision transformer of timm; choose one such as {SOURCE} or deit_small_patch16_224"
@@ -190,7 +216,9 @@ def starting_options(
     # A calibration takes longer than the few steps
     values: dict[str, Any] = {"calibrate": False}
     values["img_size"] = ceil((benchmark.image_size or PIXELS[device]) / patch) * patch
-    values |= SHORT if benchmark.reported_split(domains) == "whole" else {}
+    if not benchmark.is_published:
+        decided = {*dict(given.get("hparams") or {}), *(("steps",) if given.get("epochs") else ())}
+        values |= {name: value for name, value in SHORT.items() if name not in decided}
     if options.initial_checkpoint:
         values["initial_checkpoint"] = options.initial_checkpoint
     elif not options.from_scratch:
@@ -203,8 +231,12 @@ def starting_options(
     return values
 
 
-def remarks(domains: Sequence[Domain]) -> Iterator[str]:
-    """Names classes that one domain alone has, which a run that holds it out cannot learn."""
+def remarks(options: CompareOptions, domains: Sequence[Domain]) -> Iterator[str]:
+    """Names domains that the source was trained on, and classes that one domain alone has."""
+    start = RunOptions(model=options.source, initial_checkpoint=options.initial_checkpoint)
+    args = {**vars(start), "pretrained": not options.from_scratch}
+    if seen := [domains[index].name for index in seen_domains(args, domains, fingerprint(domains))[1]]:
+        yield one_line(f"the source was trained on {listed(seen)}: scores there are too good for a new site")
     present = {domain.name: {domain.classes[target] for target in np.unique(domain.targets)} for domain in domains}
     for name, classes in present.items():
         others = set().union(*(each for other, each in present.items() if other != name))
@@ -225,21 +257,24 @@ def write_zeros(options: CompareOptions, plan: Sweep, zeros: Sequence[str]) -> s
     return {run.name for run in runs}
 
 
-def estimate(options: CompareOptions, runs: Sequence[PlannedRun]) -> str:
-    """Says how long runs take, from a few steps of each row."""
+def estimate(options: CompareOptions, runs: Sequence[PlannedRun], images: int) -> str:
+    """Says how long runs on a number of images take, from a few steps of each row."""
     begun = time.monotonic()
     subprocess.run([sys.executable, FINETUNE, "--help"], check=True, stdout=subprocess.DEVNULL)
-    imports, seconds = time.monotonic() - begun, {}
+    imports, seconds = time.monotonic() - begun, dict[str, float]()
+    uncached = set() if Path(options.output, CACHE).exists() else {run.options.get("freeze") for run in runs}
     for row, members in groupby(sorted(runs, key=_row), key=_row):
         of_row = list(members)
         number = len(of_row)
         if of_row[0].options.get("lr") is None:
             number += len(options.rates or ()) * len({str(run.options["test_domains"]) for run in of_row})
-        values = RunOptions(**{**of_row[0].options, "output": options.output, "experiment": ".estimate"})
+        values = RunOptions(**{**cpu_share(options), **of_row[0].options, "output": options.output}, dry_run=True)
         with logging_disabled(logging.WARNING):  # the runs repeat all messages
-            if values.cache_trunk:
-                measure(values)  # fills the cache, so that no run waits for it
-            seconds[row] = number * (imports + measure(values)) / len(slots(options))
+            seconds[row] = number * (imports + measure(values)[0]) / len(slots(options))
+            if values.cache_trunk and values.freeze in uncached:
+                uncached.remove(values.freeze)
+                computing = images * measure(replace(values, cache_trunk=None))[1]
+                seconds["frozen blocks"] = seconds.get("frozen blocks", 0) + computing * (1 + bool(options.rates))
     parts = ", ".join(f"{row} {duration(value)}" for row, value in seconds.items())
     total = sum(seconds.values())
     remedy = "; for less, fewer --trial-seeds or --rows, or -- --steps N --img-size PIXELS"
@@ -250,8 +285,11 @@ def _row(run: PlannedRun) -> str:
     return str(run.options["row"])
 
 
-def measure(options: RunOptions) -> float:
-    """Returns the seconds that a run takes, from its start and a few steps and batches of its evaluation."""
+def measure(options: RunOptions) -> tuple[float, float]:
+    """Measures the start of a run, and a few steps and batches of its evaluation.
+
+    Returns the seconds of the whole run, and those of evaluating an image.
+    """
     with process_state_kept(options.output):
         begun = time.monotonic()
         plan = make_plan(options)
@@ -268,9 +306,9 @@ def measure(options: RunOptions) -> float:
         finally:
             leave_processes(accelerator, keep_group=False)
     filled, seconds_of_step = plan.options, (ends[-1] - ends[1]) / max(1, len(ends) - 2)
-    evaluation = (end - ends[-1]) * len(cast(Sized, run.evaluation.dataset)) / len(evaluated.target)
-    evaluations = filled.steps // filled.eval_freq + 1
-    return ends[0] - begun + filled.steps * seconds_of_step + evaluations * evaluation
+    of_image = (end - ends[-1]) / len(evaluated.target)
+    evaluated_images = (filled.steps // filled.eval_freq + 1) * len(cast(Sized, run.evaluation.dataset))
+    return ends[0] - begun + filled.steps * seconds_of_step + evaluated_images * of_image, of_image
 
 
 @torch.no_grad()

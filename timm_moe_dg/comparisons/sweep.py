@@ -28,11 +28,11 @@ from ..cli.arguments import (
     read_yaml,
 )
 from ..cli.text import show_line
-from ..cli.tool import OPTION, TOOLS, ToolParser, command, program
+from ..cli.tool import OPTION, TOOLS, ToolParser, command
 from ..cli.values import key_value, position_or_name, positive, positive_int
 from ..data import get_benchmark
 from ..data.inspection import FILES, Fingerprint, difference, fingerprint
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ProcessLostError
 from ..protocols.options import DEFAULTS, Arguments, RunOptions, run_parser
 from ..protocols.planner import (
     OFFICIAL,
@@ -79,7 +79,7 @@ class ComparisonOptions:
         choices=(*PROTOCOLS, OFFICIAL, PER_REGION),
         help=f"what to hold out, of {', '.join([*PROTOCOLS, OFFICIAL, PER_REGION])} (default: leave_one_domain_out)")
     rates: Sequence[float] | None = option(None, type=positive, nargs="+", metavar="LR",
-        help="learning rates, of which training-domain validation chooses each row's, on a seed of its own")
+        help="learning rates, of which validation on another seed chooses that of each row without one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +148,8 @@ def run_command(
         return run(from_parsed(table, vars(args)), given, [*getattr(args, "imports", ()), *imports])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    except ProcessLostError as error:
+        raise SystemExit(f"{parser.prog}: {error}") from None
 
 
 def options_for_all(words: Sequence[str]) -> tuple[Arguments, list[str]]:
@@ -196,7 +198,7 @@ def make_job(options: LaunchOptions, output: str, run: PlannedRun, imports: Sequ
     """Turns a planned run into a command, and checks that a run in its folder has the same options."""
     if Path(output).exists() and not Path(output).is_dir():
         raise ArgumentError.of("output", output, "is a file; give the folder of all runs")
-    values = {**run.options, "output": output, "experiment": run.name}
+    values = {**cpu_share(options), **run.options, "output": output, "experiment": run.name}
     folder = Path(output, run.name)
     if (folder / "args.yaml").exists():
         planned, recorded = {**DEFAULTS, **values}, read_arguments(folder / "args.yaml", "output")
@@ -205,11 +207,15 @@ def make_job(options: LaunchOptions, output: str, run: PlannedRun, imports: Sequ
             raise ArgumentError.of("output", str(folder), remedy)
         check_files(planned, recorded)
     start = shlex.split(options.run_with) or [sys.executable]
-    share = ["--cpu-threads", str(max(1, available_cpus() // options.jobs))] if options.jobs > 1 else []
     further = [word for name in imports for word in (OPTION, name)]
     further += [word for entry in values.items() for word in option_words(*entry)]
-    words = (*start, str(FINETUNE), *share, *further, "--resume", "auto")
+    words = (*start, str(FINETUNE), *further, "--resume", "auto")
     return Job(run.name, words, folder, Path(output, "logs", f"{run.name}.log"))
+
+
+def cpu_share(options: LaunchOptions) -> Arguments:
+    """Returns the option of finetune by which runs at the same time share the CPU."""
+    return {"cpu_threads": max(1, available_cpus() // options.jobs)} if options.jobs > 1 else {}
 
 
 def check_files(planned: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
@@ -299,7 +305,7 @@ def launch(options: LaunchOptions, output: str, plan: Sweep, imports: Sequence[s
         show_line(f"{len(jobs) - len(todo)} are finished or running, {len(todo)} to do")
         if failed := run_locally(todo, slots(options)):
             names = ", ".join(job.name for job in failed)
-            raise SystemExit(f"{program('sweep.py')}: {len(failed)} of {len(todo)} runs failed: {names}")
+            raise ProcessLostError(f"{len(failed)} of {len(todo)} runs failed: {names}")
     return all(job.is_finished for job in jobs)
 
 
@@ -312,7 +318,7 @@ def with_chosen_rates(
     Runs with each rate go into another folder, with a trial seed that the plan does not have. Rows that state a rate
     keep it. The result is None while these runs are not finished.
     """
-    open_rows = [row for row in plan.rows if "lr" not in row.options]
+    open_rows = [row for row in plan.rows if row.options.get("lr") is None]
     tried = {f"{row.label}_lr{rate:g}": (row, rate) for row, rate in product(open_rows, rates or ())}
     if not tried:
         return plan
@@ -332,7 +338,7 @@ def with_chosen_rates(
         chosen[row.label] = rate
     show_line("learning rates by validation: " + ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
     rates_of = {name: {"lr": rate} for name, rate in chosen.items()}
-    return replace(plan, rows=[Row(row.name, {**rates_of.get(row.label, {}), **row.options}) for row in plan.rows])
+    return replace(plan, rows=[Row(row.name, {**row.options, **rates_of.get(row.label, {})}) for row in plan.rows])
 
 
 def sweep(options: SweepOptions, given: Arguments, imports: Sequence[str] = ()) -> None:

@@ -89,14 +89,18 @@ class Benchmark:
         object.__setattr__(self, "domains", self.domains or tuple(self.images))
         object.__setattr__(self, "num_classes", self.num_classes or len(self.classes) or None)
 
+    @property
+    def is_published(self) -> bool:
+        """Whether somebody has published the domains or classes; not so for the user's own images."""
+        return bool(self.domains or self.num_classes or self.published)
+
     def reported_split(self, domains: Sequence[Domain]) -> Literal["in", "whole"]:
         """Returns the part of held-out domains that is reported.
 
         It is the whole of the user's own images, whose domains and classes nobody has published, and the in-split of
         benchmarks and of data that set test domains apart.
         """
-        is_published = self.domains or self.num_classes or self.published
-        return "in" if is_published or any(domain.role != "train" for domain in domains) else "whole"
+        return "in" if self.is_published or any(domain.role != "train" for domain in domains) else "whole"
 
     def read(
         self,

@@ -170,15 +170,24 @@ def _check_metric(args: Arguments, training: Sequence[int]) -> None:
         _logger.warning(f"metric={args['metric']!r}: the validation images of {listed(alone)} are of one class alone")
 
 
-def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
-    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
+def seen_domains(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> tuple[Arguments, list[int]]:
+    """Returns the arguments of the run whose network a run starts from, and positions of its training domains.
+
+    Domains that hold other images by now are left out.
+    """
     start, file = {}, args["initial_checkpoint"]
     if not (file or args["pretrained"]):
-        return
+        return {}, []
+    source = dict(args["model_kwargs"]).get("backbone") or args["model"]
     with suppress(MoeDgError):  # args.yaml of something else
-        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else args["model"])
+        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else source)
     known = recognize(start, domains, digests) or ()
-    trained = [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
+    return start, [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
+
+
+def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
+    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
+    start, trained = seen_domains(args, domains, digests)
     if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
         _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")
     different = [name for name in SPLITTING if args[name] != start.get(name, DEFAULTS[name])]
@@ -282,16 +291,26 @@ def _check_method(options: RunOptions, method: type[Algorithm]) -> None:
         remedies["linear_steps"] = f"{options.algorithm} moves all weights in its inner steps; leave it out"
     if options.freeze == "backbone":
         remedies["head"] = "--freeze backbone trains a new classifier; leave one out"
-    if not (options.freeze or "").startswith(("trunk", "backbone")):
+    if not has_frozen_trunk(options.freeze):
         remedies["cache_trunk"] = "keeps the outputs of frozen blocks; add --freeze trunk"
     elif options.cache_trunk:
         remedy = "needs pixels, and --cache-trunk keeps the outputs of blocks; leave one out"
-        remedies |= dict.fromkeys(
-            ("aa", "reprob", "val_augment", *(("algorithm",) if method.NEEDS_PIXELS else ())), remedy
-        )
+        remedies |= dict.fromkeys(needing_pixels(vars(options)), remedy)
     for name, remedy in remedies.items():
         if vars(options)[name] != DEFAULTS[name]:
             raise ArgumentError.of(name, vars(options)[name], remedy)
+
+
+def has_frozen_trunk(freeze: str | None) -> bool:
+    """Whether a value of --freeze leaves blocks whose outputs never change."""
+    return (freeze or "").startswith(("trunk", "backbone"))
+
+
+def needing_pixels(options: Arguments) -> list[str]:
+    """Names the options that change the pixels of training images."""
+    method = get_algorithm(options.get("algorithm", RunOptions.algorithm))
+    names = ("aa", "reprob", "val_augment", *(("algorithm",) if method.NEEDS_PIXELS else ()))
+    return [name for name in names if options.get(name, DEFAULTS[name]) != DEFAULTS[name]]
 
 
 def _check_validated(options: RunOptions, averaging: type[Averaging] | None, splits: Sequence[Split]) -> None:

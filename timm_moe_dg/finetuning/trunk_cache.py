@@ -52,11 +52,12 @@ def token_domains(domains: Sequence[Domain], tokens: np.ndarray) -> list[Domain]
     return [TokenDomain(**{**column, "images": part}) for column, part in zip(columns, parts, strict=True)]
 
 
-def cache_trunk(network: Network, plan: RunPlan, config: DataConfig, device: torch.device) -> np.ndarray | None:
+def cache_trunk(network: Network, plan: RunPlan, config: DataConfig, device: torch.device) -> np.ndarray:
     """Lets a network start at the outputs of its frozen trunk, in place of images, and returns those of all images.
 
     Returns:
-        Tokens (images, N, D) in the order of the domains, mapped to memory; None in a dry run, which computes nothing.
+        Tokens (images, N, D) in the order of the domains, mapped to memory. In a dry run all are zero, and no file is
+        written.
 
     Raises:
         ArgumentError: The network has no trunk, or the disk has too little space.
@@ -64,16 +65,19 @@ def cache_trunk(network: Network, plan: RunPlan, config: DataConfig, device: tor
     """
     options = plan.options
     depth = trunk_depth(network, str(options.freeze))
-    if options.dry_run:
-        return None
     trunk: Network = frozen_copy(network).to(device)
     del trunk.blocks[depth:]
     first = torch.zeros(1, *config["input_size"], device=device)
     embedded = trunk._pos_embed(trunk.patch_embed(first))
     rotations = embedded[1] if isinstance(embedded, tuple) else None
     shape = (sum(map(len, plan.domains)), *_outputs(trunk, first)[0].shape)
-    path = Path(options.output, FOLDER, _key(trunk, plan, config, rotations))
+    for module in trunk_modules(network, depth):
+        module.forward = _skip
+    network._pos_embed = _skip if rotations is None else partial(_skip_rotated, rotations)
     dtype = np.dtype(options.cache_trunk)
+    if options.dry_run:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    path = Path(options.output, FOLDER, _key(trunk, plan, config, rotations))
     size = math.prod(shape) * dtype.itemsize
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,9 +85,6 @@ def cache_trunk(network: Network, plan: RunPlan, config: DataConfig, device: tor
             if not _is_intact(path, size):
                 _compute(trunk, plan, config, path, size)
     _logger.info(f"training images are not augmented: {path} has the outputs of {depth} blocks for them")
-    for module in trunk_modules(network, depth):
-        module.forward = _skip
-    network._pos_embed = _skip if rotations is None else partial(_skip_rotated, rotations)
     return np.memmap(path, dtype, "r", shape=shape)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..cli.arguments import checked, fields_of, merged, read_yaml
 from ..data import get_benchmark
 from ..data.readers.places import POOLED
-from ..data.splits import domain_positions
+from ..data.splits import domain_positions, seed_hash
 from ..errors import ArgumentError, ProtocolError
 from .options import SPLITTING, Arguments, RunOptions, canonical_names
 from .run_identity import same_setting
@@ -186,6 +186,9 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
                 "trial_seed": trial_seed,
                 "hparams_seed": hparams_seed,
             }
+            if "row" in row.options:  # the same images in the same order, whatever the method
+                identity = (dataset, RunOptions.algorithm, options["test_domains"], hparams_seed, trial_seed)
+                options = {"seed": seed_hash(*identity), **options}
             runs.append(PlannedRun(name, options))
     return runs
 

@@ -60,7 +60,10 @@ def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd
     Runs count that were trained on the most domains. The most frequent class is the row `ZERO`.
     """
     observed = observed_scores(runs, split)
-    scores = observed[observed.trained == observed.trained.max()].assign(row=lambda table: table.row.map(str))
+    names = {row: str(row) for row in observed.row}
+    if len(set(names.values())) < len(names):  # rows of several sweeps
+        names = {row: f"{row} ({row.algorithm}, {row.model})" for row in names}
+    scores = observed[observed.trained == observed.trained.max()].assign(row=observed.row.map(names))
     if ZERO not in set(scores.row):
         zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()
         scores = pd.concat([scores, zeros.rename(columns={"zero": "accuracy"}).assign(row=ZERO)], ignore_index=True)
@@ -177,10 +180,10 @@ def recommend(
         reason = f"at new sites it is better than {reference}, by {gain} points (95% interval: {_interval(pair, '+')})"
         return row, f"Take {row}: {reason}, and it wins {_domains_won(pair)}."
     alike = {n: p.verdict for n, p in judged.items() if p.verdict != WORSE and p.difference >= -equal_within}
-    names = [name for name in beating if name == reference or name in alike]
+    names = [name for name in beating if name == reference or name in alike] or beating
     row = _cheapest(rows, names, reference)
     if len(names) == 1:
-        return row, f"Take {row}: no other row is as good."
+        return row, f"Take {row}, the only row that the rules leave."
     within = f"{100 * equal_within:g} point{'' if equal_within == 0.01 else 's'} of {reference}"
     what = (
         f"that are equal in practice, within {within}"
@@ -241,6 +244,8 @@ def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     errors = (pairs.high - pairs.low) / 2 / t.ppf((1 + CONFIDENCE) / 2, freedom)
     # Standard errors that a difference has to reach to be found with a chance of `POWER`
     factors = t.ppf(1 - LEVEL / 2 / number, freedom) + t.ppf(POWER, freedom)
+    if not errors.any():
+        return [f"{reach}."]
     found = f"a difference of about {percent((factors * errors).median())} points at new sites"
     text = f"{reach}. {POWER:.0%} of comparisons like this find {found}."
     best = pairs.loc[pairs.difference.idxmax()]
