@@ -87,7 +87,8 @@ def test_an_absent_package_or_another_file_is_named(package, tmp_path, content):
 @pytest.mark.parametrize("plan", ["earth", "emoji_styles", "fonts"])
 def test_plans_have_rows_on_dinov2(plan, monkeypatch):
     monkeypatch.chdir(SCRIPT.parents[1])
-    plan = CompareOptions(**checked(fields_of(CompareOptions), read_yaml(f"examples/pretrained/{plan}.yaml", "config"), ""))
+    table = read_yaml(f"examples/pretrained/{plan}.yaml", "config")
+    plan = CompareOptions(**checked(fields_of(CompareOptions), table, "compare"))
     rows = read_rows([row for row in plan.rows if isinstance(row, dict) or row.endswith(".yaml")])
     assert {"linear", "bias", "threshold"} <= {row.name for row in rows}
     assert {row.options["model_kwargs"]["backbone"] for row in rows} == {SOURCE}
