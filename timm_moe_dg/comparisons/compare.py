@@ -120,9 +120,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     benchmark.check_data_dir(data_dir)
     domains = benchmark.read(data_dir, columns=dict(given.get("columns") or {}))
     if OFFICIAL in options.protocols and [domain.group for domain in domains if domain.role == "train"] == [POOLED]:
-        remedy = (
-            f"no region is surely unseen by one pool of training images; give data such as {options.dataset}_regions"
-        )
+        remedy = f"no region is surely unseen by one pool of training images; try {options.dataset}_regions"
         raise ArgumentError.of("protocols", list(options.protocols), remedy)
     network = source_network(options.source)
     for_all = starting_options(options, given, benchmark, network)
@@ -150,9 +148,10 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
         return None
     names |= {run.name for run in runs}
     finished = find_runs([Path(options.output, name) for name in sorted(names)])[0]
-    order = list(dict.fromkeys([*zeros, ZERO, *(row.name for row in trained)]))
-    scores = scores_of(finished)
-    scores = scores.sort_values("row", key=lambda column: column.map(order.index), kind="stable")
+    names_in_order = dict.fromkeys([*zeros, ZERO, *(row.name for row in trained)])
+    order = {name: number for number, name in enumerate(names_in_order)}
+    # Runs on other numbers of processes have rows of their own, which come last
+    scores = scores_of(finished).sort_values("row", key=lambda column: column.map(order), kind="stable")
     costs = {name: cost(run) for name, run in {run.row_name: run for run in finished}.items()}
     result = answer(scores, costs, equal_within=options.equal_within / 100)
     if options.plot and len(result.pairs):
