@@ -296,7 +296,7 @@ def coastlines() -> list[np.ndarray]:
 
 
 def _draw_cells(axes: "Axes", domains: DomainMap) -> str:
-    """Colors the cells; returns the title's lines that explain pale and white cells."""
+    """Colors the cells, and returns lines of the title that explain pale and white ones."""
     from matplotlib.colors import ListedColormap
 
     experts = domains.experts.numpy()

@@ -53,7 +53,7 @@ def mixture_blocks(model: Network) -> dict[int, RoutedMlp]:
 
 
 def chosen_block(model: Network, block: int | None) -> int:
-    """The index of a model's mixture block; None stands for the last one."""
+    """Returns the index of a model's mixture block, by default the last one."""
     blocks = mixture_blocks(model)
     if block is not None and block not in blocks:
         raise ArgumentError.of("block", block, f"holds no experts; choose from {', '.join(map(str, blocks))}")

@@ -30,7 +30,7 @@ from ..errors import ArgumentError
 from ..finetuning.loop import take_step
 from ..finetuning.messages import logging_disabled
 from ..finetuning.model import build_model
-from ..finetuning.plan import has_frozen_trunk, make_plan, needing_pixels, seen_domains
+from ..finetuning.plan import has_frozen_trunk, make_plan, needing_pixels, seen_domains, start_arguments
 from ..finetuning.processes import join_processes, leave_processes, process_state_kept
 from ..finetuning.resume import ResumePoint
 from ..finetuning.run import start
@@ -64,7 +64,7 @@ SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
-PROBE_RATE = 1e-2  # learning rate of a classifier alone; at lower ones 100 steps are too few
+PROBE_RATE = 1e-2  # learning rate of a classifier alone. At lower ones 100 steps are too few.
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
@@ -232,9 +232,10 @@ def starting_options(
 
 def remarks(options: CompareOptions, domains: Sequence[Domain]) -> Iterator[str]:
     """Names domains that the source was trained on, and classes that one domain alone has."""
-    start = RunOptions(model=options.source, initial_checkpoint=options.initial_checkpoint)
-    args = {**vars(start), "pretrained": not options.from_scratch}
-    if seen := [domains[index].name for index in seen_domains(args, domains, fingerprint(domains))[1]]:
+    values = RunOptions(model=options.source, initial_checkpoint=options.initial_checkpoint)
+    start = start_arguments({**vars(values), "pretrained": not options.from_scratch})
+    # Images are read for sources with a run alone
+    if start and (seen := [domains[index].name for index in seen_domains(start, domains, fingerprint(domains))]):
         yield one_line(f"the source was trained on {listed(seen)}: scores there are too good for a new site")
     present = {domain.name: {domain.classes[target] for target in np.unique(domain.targets)} for domain in domains}
     for name, classes in present.items():

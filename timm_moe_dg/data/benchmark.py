@@ -91,7 +91,7 @@ class Benchmark:
 
     @property
     def is_published(self) -> bool:
-        """Whether somebody has published the domains or classes; not so for the user's own images."""
+        """Whether somebody has published the domains or classes. Nobody has those of the user's own images."""
         return bool(self.domains or self.num_classes or self.published)
 
     def reported_split(self, domains: Sequence[Domain]) -> Literal["in", "whole"]:

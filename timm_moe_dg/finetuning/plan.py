@@ -170,24 +170,26 @@ def _check_metric(args: Arguments, training: Sequence[int]) -> None:
         _logger.warning(f"metric={args['metric']!r}: the validation images of {listed(alone)} are of one class alone")
 
 
-def seen_domains(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> tuple[Arguments, list[int]]:
-    """Returns the arguments of the run whose network a run starts from, and positions of its training domains.
+def start_arguments(args: Arguments) -> Arguments:
+    """Returns the arguments of the run whose network a run starts from. Without such a run they are empty."""
+    file = args["initial_checkpoint"]
+    if file or args["pretrained"]:
+        source = dict(args["model_kwargs"]).get("backbone") or args["model"]
+        with suppress(MoeDgError):  # args.yaml of something else
+            return run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else source)
+    return {}
 
-    Domains that hold other images by now are left out.
-    """
-    start, file = {}, args["initial_checkpoint"]
-    if not (file or args["pretrained"]):
-        return {}, []
-    source = dict(args["model_kwargs"]).get("backbone") or args["model"]
-    with suppress(MoeDgError):  # args.yaml of something else
-        start = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else source)
-    known = recognize(start, domains, digests) or ()
-    return start, [index for index, domain in enumerate(known) if domain.trained and not domain.changed]
+
+def seen_domains(start: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> list[int]:
+    """Returns the positions of domains that a run was trained on, and that hold the same images as then."""
+    recognized = recognize(start, domains, digests) or ()
+    return [index for index, domain in enumerate(recognized) if domain.trained and not domain.changed]
 
 
 def _warn_of_seen(args: Arguments, domains: Sequence[Domain], digests: Fingerprint) -> None:
-    """Logs images of test domains and validation that the run has trained on whose network this one starts from."""
-    start, trained = seen_domains(args, domains, digests)
+    """Warns of images to test or validate on that the network at the start was trained on."""
+    start = start_arguments(args)
+    trained = seen_domains(start, domains, digests)
     if tested := [domains[index].name for index in trained if index in args["test_domains"]]:
         _logger.warning(f"the weights to start from were trained on {listed(tested)}, which this run holds out")
     different = [name for name in SPLITTING if args[name] != start.get(name, DEFAULTS[name])]

@@ -184,12 +184,10 @@ def recommend(
     row = _cheapest(rows, names, reference)
     if len(names) == 1:
         return row, f"Take {row}, the only row that the rules leave."
-    within = f"{100 * equal_within:g} point{'' if equal_within == 0.01 else 's'} of {reference}"
-    what = (
-        f"that are equal in practice, within {within}"
-        if set(alike.values()) == {EQUAL}
-        else "that cannot be told apart at new sites"
-    )
+    what = "that cannot be told apart at new sites"
+    if set(alike.values()) == {EQUAL}:
+        unit = "point" if equal_within == 0.01 else "points"
+        what = f"that are equal in practice, within {100 * equal_within:g} {unit} of {reference}"
     return row, f"Take {row}, the cheapest of the rows {what}: {', '.join(names)}."
 
 
@@ -319,15 +317,9 @@ def pairs_text(answer: Answer, format_: str) -> list[str]:
 def answer_frame(answer: Answer) -> pd.DataFrame:
     """Returns a line for each row: its numbers, and the difference to the reference, in percent and points."""
     rows, pairs = _in_percent(answer)
-    frame = pd.concat(
-        [100 * answer.domains.add_prefix("accuracy_"), rows, pairs.set_index("first").add_prefix("pair_")],
-        axis="columns",
-    )
-    return (
-        frame.round(6)
-        .assign(recommended=frame.index == answer.recommended)
-        .reset_index(names="row", allow_duplicates=True)
-    )
+    accuracies, differences = 100 * answer.domains.add_prefix("accuracy_"), pairs.set_index("first").add_prefix("pair_")
+    frame = pd.concat([accuracies, rows, differences], axis="columns").round(6)
+    return frame.assign(recommended=frame.index == answer.recommended).reset_index(names="row")
 
 
 def answer_data(answer: Answer) -> dict[str, object]:

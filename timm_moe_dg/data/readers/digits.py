@@ -250,8 +250,8 @@ def read_images_and_labels(folder: Path, num_classes: int) -> tuple[np.ndarray, 
     for part in ("train", "t10k"):
         images, labels = (read_idx(folder, f"{part}-{kind}", axes) for kind, axes in (("images", 3), ("labels", 1)))
         if images.shape != (len(labels), MNIST_SIDE, MNIST_SIDE) or labels.max(initial=0) >= num_classes:
-            found = f"images of {images.shape} and {len(labels)} labels up to {labels.max(initial=0)}"
-            raise DataError(f"{str(folder)!r}: {part} has {found}; give the files of one release, as published")
+            content = f"images of {images.shape} and {len(labels)} labels up to {labels.max(initial=0)}"
+            raise DataError(f"{str(folder)!r}: {part} has {content}; give the files of one release, as published")
         pairs.append((images, labels))
     images, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     return images, labels

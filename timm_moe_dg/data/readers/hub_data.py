@@ -83,8 +83,8 @@ def read_hub(path: str) -> list[HubDomain]:
         raise DataError(f"{source}: column 'image' is {table.features['image']}; expected images")
     images = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     # Folders of the data set's own files: the caches, and the data set itself if it is a local folder
-    own = [datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE]
-    roots = tuple(map(os.path.abspath, [*own, path] if os.path.isdir(path) else own))
+    caches = [datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE]
+    roots = tuple(map(os.path.abspath, [*caches, path] if os.path.isdir(path) else caches))
     paths = pc.struct_field(table.data.column("image"), "path").to_pylist()
     visible = np.array([not is_hidden(file or "") for file in paths], dtype=bool)
     members = {name: np.flatnonzero(visible & (domains == index)) for index, name in enumerate(names)}
