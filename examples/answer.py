@@ -1,8 +1,11 @@
-"""Prints the comparisons in a table of scores, such as those behind docs/results/routers.md.
+"""Prints the comparisons of recorded scores, such as those behind docs/results.
 
-    python examples/answer.py examples/routers/scores.csv --reference cosine --plot differences.png
+    python examples/answer.py examples/pretrained/scores.csv --plot differences.png
+    python examples/answer.py examples/routers/scores.csv --reference cosine
+    python examples/answer.py output/emoji_dinov2 output/fonts_dinov2 --save scores.csv
 
-The columns are shift (data set), row, domain, seed and score in percent. The picture's name gets that of the data set.
+A table has the columns shift (the comparison), row, domain, seed and score in percent, and may have balanced (percent),
+gmacs and parameters. A folder holds the finished runs of a comparison. The picture's name gets that of the shift.
 """
 
 import argparse
@@ -12,20 +15,40 @@ from pathlib import Path
 import pandas as pd
 
 from timm_moe_dg.analysis.plots import plot_answer
-from timm_moe_dg.results.answer import answer, render_answer
+from timm_moe_dg.comparisons.compare import cost
+from timm_moe_dg.results.answer import answer, render_answer, scores_of
+from timm_moe_dg.results.runs import find_runs
+
+
+def recorded(source: Path) -> pd.DataFrame:
+    """Reads the scores of a table, or of the runs in a folder, the cheapest rows first."""
+    if not source.is_dir():
+        return pd.read_csv(source)
+    runs = find_runs([source])[0]
+    costs = pd.DataFrame({run.row_name: cost(run) for run in runs}, index=["gmacs", "parameters"]).T
+    scores = scores_of(runs).join(costs, on="row").sort_values(["gmacs", "parameters"], kind="stable")
+    shares = {"score": 100 * scores.pop("accuracy"), "balanced": 100 * scores.balanced}
+    return scores.assign(shift=source.name, **shares)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Prints an answer as Markdown for each data set."""
+    """Prints an answer as Markdown for each shift."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scores", type=Path)
+    parser.add_argument("scores", nargs="+", type=Path)
     parser.add_argument("--reference", default="dense", help="row to compare with")
     parser.add_argument("--plot", type=Path, help="picture to write")
+    parser.add_argument("--save", type=Path, help="table to write")
     options = parser.parse_args(words)
-    table = pd.read_csv(options.scores)
-    for shift, part in table.groupby("shift"):
-        scores = part.assign(accuracy=part.score / 100, balanced=float("nan"), domain=part.domain.astype(str))
-        found = answer(scores, {}, options.reference)
+    table = pd.concat(map(recorded, options.scores)).assign(domain=lambda table: table.domain.astype(str))
+    if options.save:
+        table.round(4).to_csv(options.save, index=False)
+    for shift, part in table.groupby("shift", sort=False):
+        balanced = part.get("balanced", pd.Series(float("nan"), part.index)) / 100
+        scores = part.assign(accuracy=part.score / 100, balanced=balanced)
+        costs = {}
+        if "gmacs" in part:
+            costs = {row: (gmacs, int(size)) for row, gmacs, size in part[["row", "gmacs", "parameters"]].to_numpy()}
+        found = answer(scores, costs, options.reference)
         print(f"## {shift}\n\n{render_answer(found, 'markdown')}\n")
         if options.plot:
             plot_answer(found, scores, options.plot.with_stem(f"{options.plot.stem}_{shift}"))

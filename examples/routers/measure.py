@@ -12,6 +12,7 @@ The table has a row for each run, from at most 500 random images of each domain:
   the same class, and of different ones. 1 is equal shares, 0 no expert in common.
 - `same thing`: Cohen's kappa of the first experts of the same patch of the same thing in two domains, if the data have
   the same things in each domain.
+- `by class`, `by domain`: normalized mutual information of the first experts with the images' classes and domains.
 
 Routing is averaged over the mixture blocks.
 """
@@ -26,6 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 from experts import permuted, rerouted
+from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
 from timm_moe_dg.analysis.maps import RoutingMap, routing_maps
@@ -112,6 +114,11 @@ def measure_routing(view: RunView, images: Images, held_out: int) -> dict[str, f
             angles = {domain.name: domain.angle for domain in domains}
             pairs = routing_invariance(first, pictures, angles, permutations=1)
             row["same thing"] = fmean(pair.kappa for pair in pairs if domains[held_out].name in pair.domains)
+        choices = torch.cat([maps[index][block].first.flatten(1) for index in images]).numpy()
+        facts = {"by class": targets, "by domain": {index: np.full(len(images[index]), index) for index in images}}
+        for name, labels in facts.items():
+            of_patches = np.repeat(np.concatenate([labels[index] for index in images]), choices.shape[1])
+            row[name] = float(normalized_mutual_info_score(of_patches, choices.flatten()))
         rows.append(row)
     return pd.DataFrame(rows).mean().to_dict()
 

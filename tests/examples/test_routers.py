@@ -47,8 +47,9 @@ def test_a_run_is_measured(load, tmp_path):
         eval_freq=1, batch_size=2, workers=0, cpu_threads=1, output=tmp_path, experiment="run",
     )  # fmt: skip
     row = measure.measure(run.path)
-    assert list(row) == ["run", "accuracy", "permuted", "unused", "entropy", "same class", "other class"]
-    assert all(0 <= row[name] <= 1 for name in ("entropy", "same class", "other class"))
+    shares = ["entropy", "same class", "other class", "by class", "by domain"]
+    assert list(row) == ["run", "accuracy", "permuted", "unused", *shares]
+    assert all(0 <= row[name] <= 1 for name in shares)
     assert row["entropy"] > 0.9  # a router that has seen two steps
     scores = timm_moe_dg.evaluate(run, split="all", workers=0).set_index("domain")
     assert row["accuracy"] == pytest.approx(100 * scores.accuracy.iloc[1], abs=1e-6)

@@ -10,10 +10,12 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.invented import ARGS, make_record
 from tests.load_tool import load_tool
 from timm_moe_dg.comparisons import compare as comparison
 from timm_moe_dg.comparisons import sweep as sweeps
 from timm_moe_dg.protocols.records import read_records
+from timm_moe_dg.results.runs import FinishedRun
 
 TINY = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]
 SHORT = ["--img-size", "16", "--steps", "2", "--eval-freq", "1", "--batch-size", "2", "--workers", "0", *TINY]
@@ -46,6 +48,7 @@ def compare(tmp_path, photos, monkeypatch, capsys):
 
     monkeypatch.setattr(sweeps, "run_locally", run_here)
     monkeypatch.setattr(comparison.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setitem(comparison.PROBE, "steps", 3)
     monkeypatch.setattr(sweeps.signal, "signal", lambda *_: None)
     monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "level", logging.ERROR)
 
@@ -129,6 +132,13 @@ def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photo
     assert "the source was trained on b, c: scores there are too good" in compare(*source, "--dry-run")
     answered = json.loads(compare(*source, "--train", "upper", "--format", "json"))
     assert [row["model"] for row in answered["plan"]["rows"].values()] == [f"local-dir:{tmp_path}/base/best", "gmoe"]
+    runs = {name: compare.folder / f"folder-{name}-test1-trial4-hparams0" for name in ("probe", "gmoe")}
+    assert {name: read_records(run / "results.jsonl")[0].args["steps"] for name, run in runs.items()} == {
+        "probe": 3,
+        "gmoe": 2,
+    }
+    (runs["gmoe"] / "best" / "model.safetensors").unlink()  # costs follow from the structure
+    assert json.loads(compare(*source, "--train", "upper", "--format", "json")) == answered
 
 
 def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
@@ -145,6 +155,19 @@ def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
     assert accuracy["most_frequent"] == {"a": 50, "b": 50, "c": 50}
     assert accuracy["places"]["b"] == accuracy["places"]["c"] == 100  # classes lie apart by ten degrees
     assert accuracy["places"]["a"] in (93.75, 100)  # the image without a place has the most frequent class
+
+
+IMPROVING = [((0.2, 0.4, 0.5), True), ((0.2, 0.5, 0.4), False), ((0.2, 0.5, 0.5), False), ((0, 1), False)]
+
+
+@pytest.mark.parametrize(("out_acc", "is_named"), IMPROVING)
+def test_rows_that_still_improve_are_named(out_acc, is_named):
+    records = [
+        make_record(step=step, out_acc=(value, 0.9 - value, value), args={**ARGS, "row": "long"})
+        for step, value in enumerate(out_acc)
+    ]
+    (text,) = comparison.still_improving([FinishedRun(Path("run"), records)]) or [""]
+    assert ("at the last step: long." in text) is is_named
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 import numpy as np
@@ -39,11 +40,11 @@ from ..models.gmoe import resolve_moe_layers
 from ..networks.build import build_network
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
-from ..networks.trained import load_trained
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
 from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
+from ..protocols.selection import training_domain_validation
 from ..results.answer import ZERO, Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
@@ -64,7 +65,8 @@ SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
-PROBE_RATE = 1e-2  # learning rate of a classifier alone. At lower ones 100 steps are too few.
+# Of a linear classifier on features that are computed once: steps cost little, and few ones say too little of it
+PROBE = {"lr": 1e-2, "sched": "cosine", "steps": 1000, "eval_freq": 100, "epochs": None}
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
@@ -158,7 +160,20 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
         plot_answer(result, scores, Path(options.plot))
     facts = {"dataset": options.dataset, "domains": list(result.domains), "trial_seeds": list(options.trial_seeds)}
     rows = {row.name: dict(row.options) for row in chosen.rows}
-    return replace(result, plan={**facts, "runs": len(names), "rows": rows})
+    verdict = [*result.verdict, *still_improving(finished)]
+    return replace(result, verdict=verdict, plan={**facts, "runs": len(names), "rows": rows})
+
+
+def still_improving(runs: Sequence[FinishedRun]) -> list[str]:
+    """Names the rows of which most runs, if they were evaluated often, have their best validation at the last step."""
+    at_end: dict[str, list[bool]] = {}
+    for run in runs:
+        if len(run.records) > 2:
+            best = training_domain_validation(run.records)
+            at_end.setdefault(run.row_name, []).append(best.step == run.records[-1].step)
+    names = [name for name, ends in at_end.items() if fmean(ends) > 0.5]
+    remedy = "More of them (-- --steps N) may change the answer."
+    return [f"Still improving at the last step: {', '.join(names)}. {remedy}"] if names else []
 
 
 def _keeps_trunk(options: Arguments) -> bool:
@@ -173,7 +188,7 @@ def rows_of(
     source = {"backbone": options.source}
     ready: dict[str, Arguments] = {}
     if not options.from_scratch:
-        ready["probe"] = {"freeze": "backbone", **({} if "lr" in given else {"lr": PROBE_RATE})}
+        ready["probe"] = {"freeze": "backbone"}
     ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
@@ -191,7 +206,9 @@ def rows_of(
         start = dict(row.options.get("model_kwargs") or {}).get("backbone", row.options["model"])
         if start != options.source and not options.from_scratch:
             further |= {"initial_checkpoint": None, "pretrained": True}  # the weights of its own network
-        trained.append(Row(row.name, {**further, **row.options}))
+        is_probe = row.name == "probe" and "probe" in entries
+        further |= PROBE if is_probe else {}
+        trained.append(replace(row, options={**further, **row.options}, prevails=is_probe))
     return zeros, trained
 
 
@@ -316,7 +333,9 @@ def cost(run: FinishedRun) -> tuple[float, int]:
     """Returns the billions of multiply-accumulates of an image, and the number of parameters, of a run's network."""
     if run.model == NO_MODEL:
         return 0.0, 0
-    network = load_trained(f"{LOCAL}{run.folder / 'best'}")
+    # Its weights may have diverged, or been deleted
+    with logging_disabled(logging.WARNING):
+        network = build_network(f"{LOCAL}{run.folder / 'best'}", None).eval()
     size = get_model_input_config(network)["input_size"]
     metadata = sample_metadata(network, 1)
     macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata])])

@@ -73,6 +73,7 @@ class Row:
 
     name: str
     options: Arguments
+    prevails: bool = False  # over options for all rows, which are refused otherwise where they differ
 
     @property
     def algorithm(self) -> str:
@@ -167,7 +168,8 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
         if option in PLANNED:
             raise ArgumentError.of(option, sweep.given[option], "is decided by the sweep; see sweep --help")
     for row in sweep.rows:
-        _check_given(row, row.options, sweep.given)
+        if not row.prevails:
+            _check_given(row, row.options, sweep.given)
     for dataset in sweep.datasets:
         get_benchmark(dataset).check_data_dir(_place(sweep)[0])
     held_out = {dataset: held_out_domains(sweep, dataset) for dataset in sweep.datasets}
@@ -180,7 +182,7 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
             name = f"{_safe(dataset)}-{row.label}-{where}-trial{trial_seed}-hparams{hparams_seed}"
             options = {
                 "algorithm": row.algorithm,
-                **merged(sweep.options, row.options, sweep.given),
+                **merged(sweep.options, sweep.given, row.options),
                 "dataset": dataset,
                 "test_domains": None if domains is None else list(domains),
                 "trial_seed": trial_seed,
