@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from ..losses.domain import class_balanced_cross_entropy, input_gradient_penalty
 from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, detached, tap_features
 from .hparams import SHARE, log_uniform
+from .penalties import class_balanced_cross_entropy, input_gradient_penalty
 from .risks import Counting
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..losses.domain import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
 from .base import Algorithm, Minibatches, Setup, StepContext, classifier_of, mean_scalars, tap_features
 from .hparams import SHARE, log_uniform
+from .penalties import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
 from .risks import Annealed
 
 

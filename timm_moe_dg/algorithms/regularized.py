@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ArgumentError
-from ..losses.domain import feature_divergence, spectral_decoupling
 from .averaging import frozen_copy
 from .base import (
     Algorithm,
@@ -23,6 +22,7 @@ from .base import (
     mean_scalars,
 )
 from .hparams import POSITIVE, log_uniform
+from .penalties import feature_divergence, spectral_decoupling
 
 SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 

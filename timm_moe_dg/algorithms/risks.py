@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..losses.domain import group_weights, irm_penalty, rdm_penalties, vrex_penalty
 from .base import Algorithm, Minibatches, Setup, StepContext
 from .hparams import log_uniform
+from .penalties import group_weights, irm_penalty, rdm_penalties, vrex_penalty
 
 
 class GroupDRO(Algorithm):

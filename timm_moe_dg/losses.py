@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
-from ..layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, RoutedMlp, Router, RouterOutput
-from ..layers.reports import BALANCING_LOSSES, ReportsLosses, domain_balance_loss
+from .errors import ArgumentError
+from .layers import GeoMoeMlp, LossWeights, MoeMlp, ReportedLoss, RoutedMlp, Router, RouterOutput
+from .layers.reports import BALANCING_LOSSES, ReportsLosses, domain_balance_loss
 
 
 def _routed_layers(model: nn.Module) -> dict[str, RoutedMlp]:

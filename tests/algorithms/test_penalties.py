@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from tests.references.domain_algorithms import coral_distance as looped_coral
 from tests.references.domain_algorithms import mmd_distance as looped_mmd
 from tests.references.domain_algorithms import sample_gradients
-from timm_moe_dg.errors import ArgumentError
-from timm_moe_dg.losses.domain import (
+from timm_moe_dg.algorithms.penalties import (
     class_balanced_cross_entropy,
     classifier_gradient_variance,
     coral_distance,
@@ -26,6 +25,7 @@ from timm_moe_dg.losses.domain import (
     spectral_decoupling,
     vrex_penalty,
 )
+from timm_moe_dg.errors import ArgumentError
 
 
 def normal(*shape, seed=0):
