@@ -1,6 +1,7 @@
 """The comparison of routers: its plans, and what it measures."""
 
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import timm_moe_dg
+from tests.invented import invented_records, write_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -66,3 +68,15 @@ def test_recorded_scores_have_an_answer_for_each_data_set(load, tmp_path, capsys
     wide = scores[scores["shift"] == "blue_marble"].pivot(index=["domain", "seed"], columns="row", values="score")
     difference = (wide.threshold - wide.cosine).groupby("domain").mean().mean()
     assert f"| threshold     | {difference:+.1f} " in out
+
+
+def test_scores_of_runs_are_saved_and_answered_alike(load, tmp_path, capsys):
+    script = load("answer")
+    for row, domain, seed in product(("dense", "other"), range(3), range(2)):
+        records = invented_records([domain], trial_seed=seed, row=row, model="none")
+        write_run(tmp_path / "mine" / f"{row}-{domain}-{seed}", records)
+    script.main([str(tmp_path / "mine"), "--save", str(tmp_path / "scores.csv")])
+    of_runs = capsys.readouterr().out
+    assert "| other | " in " ".join(of_runs.split())
+    script.main([str(tmp_path / "scores.csv")])
+    assert capsys.readouterr().out == of_runs
