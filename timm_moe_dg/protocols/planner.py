@@ -182,7 +182,7 @@ def plan_runs(sweep: Sweep) -> list[PlannedRun]:
             name = f"{_safe(dataset)}-{row.label}-{where}-trial{trial_seed}-hparams{hparams_seed}"
             options = {
                 "algorithm": row.algorithm,
-                **merged(sweep.options, sweep.given, row.options),
+                **merged(sweep.options, row.options, sweep.given, row.options if row.prevails else {}),
                 "dataset": dataset,
                 "test_domains": None if domains is None else list(domains),
                 "trial_seed": trial_seed,
