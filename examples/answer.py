@@ -25,7 +25,8 @@ def recorded(source: Path) -> pd.DataFrame:
     if not source.is_dir():
         return pd.read_csv(source)
     runs = find_runs([source])[0]
-    costs = pd.DataFrame({run.row_name: cost(run) for run in runs}, index=["gmacs", "parameters"]).T
+    costs = {name: cost(run) for name, run in {run.row_name: run for run in runs}.items()}
+    costs = pd.DataFrame(costs, index=["gmacs", "parameters"]).T
     scores = scores_of(runs).join(costs, on="row").sort_values(["gmacs", "parameters"], kind="stable")
     shares = {"score": 100 * scores.pop("accuracy"), "balanced": 100 * scores.balanced}
     return scores.assign(shift=source.name, **shares)
@@ -47,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
         scores = part.assign(accuracy=part.score / 100, balanced=balanced)
         costs = {}
         if "gmacs" in part:
-            costs = {row: (gmacs, int(size)) for row, gmacs, size in part[["row", "gmacs", "parameters"]].to_numpy()}
+            known = part[["row", "gmacs", "parameters"]].dropna()
+            costs = {row: (gmacs, int(parameters)) for row, gmacs, parameters in known.to_numpy()}
         found = answer(scores, costs, options.reference)
         print(f"## {shift}\n\n{render_answer(found, 'markdown')}\n")
         if options.plot:

@@ -8,7 +8,8 @@ The rows are the most frequent class, places alone if images have coordinates,
 a linear classifier on the frozen source (probe), the fine-tuned source
 (dense), and the source with experts (gmoe, and with coordinates erm_le and
 moge). Each domain is held out in turn. Words after -- are options of finetune
-for every trained row. The same command again goes on where it ended.
+for every trained row; the probe keeps its own. The same command again goes on
+where it ended.
 """
 
 import sys

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -130,15 +132,15 @@ def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photo
     capsys.readouterr()
     source = ["--source", str(tmp_path / "base"), "--no-from-scratch", "--rows", "probe", "gmoe", "--domains", "b"]
     assert "the source was trained on b, c: scores there are too good" in compare(*source, "--dry-run")
-    answered = json.loads(compare(*source, "--train", "upper", "--format", "json"))
+    words = [*source, "--train", "upper", "--rates", "0.1", "--format"]
+    answered = json.loads(compare(*words, "json"))
     assert [row["model"] for row in answered["plan"]["rows"].values()] == [f"local-dir:{tmp_path}/base/best", "gmoe"]
     runs = {name: compare.folder / f"folder-{name}-test1-trial4-hparams0" for name in ("probe", "gmoe")}
-    assert {name: read_records(run / "results.jsonl")[0].args["steps"] for name, run in runs.items()} == {
-        "probe": 3,
-        "gmoe": 2,
-    }
+    args = {name: read_records(run / "results.jsonl")[0].args for name, run in runs.items()}
+    assert {name: (of["steps"], of["lr"]) for name, of in args.items()} == {"probe": (3, 0.01), "gmoe": (2, 0.1)}
     (runs["gmoe"] / "best" / "model.safetensors").unlink()  # costs follow from the structure
-    assert json.loads(compare(*source, "--train", "upper", "--format", "json")) == answered
+    assert json.loads(compare(*words, "json")) == answered
+    assert "probe keeps its own eval_freq, steps" in compare(*words, "text")
 
 
 def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
@@ -157,7 +159,13 @@ def test_places_alone_know_what_lies_near(compare, tmp_path, photos):
     assert accuracy["places"]["a"] in (93.75, 100)  # the image without a place has the most frequent class
 
 
-IMPROVING = [((0.2, 0.4, 0.5), True), ((0.2, 0.5, 0.4), False), ((0.2, 0.5, 0.5), False), ((0, 1), False)]
+IMPROVING = [
+    ((0.2, 0.4, 0.5), True),
+    ((0.2, 0.5, 0.4), False),
+    ((0.2, 0.5, 0.5), False),
+    ((0, 1), False),
+    ((nan, nan, nan), False),
+]
 
 
 @pytest.mark.parametrize(("out_acc", "is_named"), IMPROVING)
@@ -167,7 +175,9 @@ def test_rows_that_still_improve_are_named(out_acc, is_named):
         for step, value in enumerate(out_acc)
     ]
     (text,) = comparison.still_improving([FinishedRun(Path("run"), records)]) or [""]
-    assert ("at the last step: long." in text) is is_named
+    assert ("at the last step of most runs of long: " in text) is is_named
+    averaged = [*records, replace(records[-1], averaged=True)]
+    assert not comparison.still_improving([FinishedRun(Path("run"), averaged)])
 
 
 @pytest.mark.parametrize(

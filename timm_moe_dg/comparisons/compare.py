@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -27,7 +27,7 @@ from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
 from ..data.inspection import fingerprint
 from ..data.readers.places import POOLED
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CheckpointError
 from ..finetuning.loop import take_step
 from ..finetuning.messages import logging_disabled
 from ..finetuning.model import build_model
@@ -40,11 +40,12 @@ from ..models.gmoe import resolve_moe_layers
 from ..networks.build import build_network
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
+from ..networks.trained import load_trained
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
 from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
-from ..protocols.selection import training_domain_validation
+from ..protocols.selection import training_domain_validation, validation_score
 from ..results.answer import ZERO, Answer, answer, scores_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
@@ -65,8 +66,8 @@ SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
-# Of a linear classifier on features that are computed once: steps cost little, and few ones say too little of it
-PROBE = {"lr": 1e-2, "sched": "cosine", "steps": 1000, "eval_freq": 100, "epochs": None}
+# A classifier alone needs more steps than a network, and each of them costs less
+PROBE = {"algorithm": "ERM", "lr": 1e-2, "sched": "cosine", "steps": 1000, "eval_freq": 100, "epochs": None}
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
@@ -126,12 +127,15 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
         raise ArgumentError.of("protocols", list(options.protocols), remedy)
     network = source_network(options.source)
     for_all = starting_options(options, given, benchmark, network)
-    zeros, trained = rows_of(options, given, domains, network)
+    zeros, trained = rows_of(options, given, benchmark, domains, network)
     plan = Sweep([options.dataset], trained, options.protocols, options.trial_seeds, domains=options.domains)
     plan = replace(plan, options={**for_all, "data_dir": data_dir}, given=given)
     show_line(describe_plan(plan))
     for line in remarks(options, domains):
         show_line(line)
+    for row in trained:
+        if row.prevails and (kept := given.keys() & row.options.keys()):
+            show_line(f"{row.name} keeps its own {', '.join(sorted(kept))}")
     if "cache_trunk" in for_all:
         show_line(_TRUNK.format(merged(for_all, given)["freeze"]))
     runs = plan_runs(plan)
@@ -165,15 +169,17 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
 
 
 def still_improving(runs: Sequence[FinishedRun]) -> list[str]:
-    """Names the rows of which most runs, if they were evaluated often, have their best validation at the last step."""
+    """Names the rows of which most runs have their best validation at the last of three or more evaluations."""
     at_end: dict[str, list[bool]] = {}
     for run in runs:
-        if len(run.records) > 2:
+        last = run.records[-1]
+        if len(run.records) > 2 and not last.averaged and run.row_name != "probe":
             best = training_domain_validation(run.records)
-            at_end.setdefault(run.row_name, []).append(best.step == run.records[-1].step)
-    names = [name for name, ends in at_end.items() if fmean(ends) > 0.5]
-    remedy = "More of them (-- --steps N) may change the answer."
-    return [f"Still improving at the last step: {', '.join(names)}. {remedy}"] if names else []
+            at_end.setdefault(run.row_name, []).append(best.step == last.step and isfinite(validation_score(best)))
+    if names := [name for name, ends in at_end.items() if fmean(ends) > 0.5]:
+        remedy = "more steps may change the answer: -- --steps N, in another --output"
+        return [f"Validation was best at the last step of most runs of {', '.join(names)}: {remedy}."]
+    return []
 
 
 def _keeps_trunk(options: Arguments) -> bool:
@@ -182,13 +188,17 @@ def _keeps_trunk(options: Arguments) -> bool:
 
 
 def rows_of(
-    options: CompareOptions, given: Arguments, domains: Sequence[Domain], network: nn.Module | None
+    options: CompareOptions,
+    given: Arguments,
+    benchmark: Benchmark,
+    domains: Sequence[Domain],
+    network: nn.Module | None,
 ) -> tuple[list[str], list[Row]]:
     """Returns the rows without a network, and the trained ones: those that the data allow, or that were asked for."""
     source = {"backbone": options.source}
     ready: dict[str, Arguments] = {}
     if not options.from_scratch:
-        ready["probe"] = {"freeze": "backbone"}
+        ready["probe"] = {"freeze": "backbone", "lr": PROBE["lr"]}
     ready |= {"dense": {"model": options.source}, "gmoe": {"model": "gmoe", "model_kwargs": source}}
     zeros = ["most_frequent"]
     if any(map(has_coordinates, domains)):
@@ -206,8 +216,9 @@ def rows_of(
         start = dict(row.options.get("model_kwargs") or {}).get("backbone", row.options["model"])
         if start != options.source and not options.from_scratch:
             further |= {"initial_checkpoint": None, "pretrained": True}  # the weights of its own network
-        is_probe = row.name == "probe" and "probe" in entries
-        further |= PROBE if is_probe else {}
+        if is_probe := row.name == "probe" and "probe" in entries:
+            of_others = given.get("steps") or (benchmark.steps if benchmark.is_published else SHORT["steps"])
+            further |= {**PROBE, "steps": max(PROBE["steps"], of_others)}
         trained.append(replace(row, options={**further, **row.options}, prevails=is_probe))
     return zeros, trained
 
@@ -333,10 +344,13 @@ def cost(run: FinishedRun) -> tuple[float, int]:
     """Returns the billions of multiply-accumulates of an image, and the number of parameters, of a run's network."""
     if run.model == NO_MODEL:
         return 0.0, 0
-    # Its weights may have diverged, or been deleted
-    with logging_disabled(logging.WARNING):
-        network = build_network(f"{LOCAL}{run.folder / 'best'}", None).eval()
+    name = f"{LOCAL}{run.folder / 'best'}"
+    try:
+        network = load_trained(name)
+    except CheckpointError:  # the weights have diverged, or were deleted
+        with logging_disabled(logging.WARNING):
+            network = build_network(name, None).eval()
     size = get_model_input_config(network)["input_size"]
-    metadata = sample_metadata(network, 1)
-    macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata])])
+    metadata = sample_metadata(network, 2)  # the second place is unknown
+    macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata[:1]])])
     return macs / 1e9, sum(parameter.numel() for parameter in network.parameters())

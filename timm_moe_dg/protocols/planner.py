@@ -73,7 +73,7 @@ class Row:
 
     name: str
     options: Arguments
-    prevails: bool = False  # over options for all rows, which are refused otherwise where they differ
+    prevails: bool = False  # its options win over those given for all rows; other rows must not differ from these
 
     @property
     def algorithm(self) -> str:
