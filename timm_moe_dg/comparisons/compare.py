@@ -67,7 +67,14 @@ SOURCE = "vit_small_patch14_dinov2.lvd142m"
 SHORT = {"steps": 100, "eval_freq": 25, "batch_size": 8}
 PIXELS = {"cpu": 112, "cuda": 224}  # side of the input image
 # A classifier alone needs more steps than a network, and each of them costs less
-PROBE = {"algorithm": "ERM", "lr": 1e-2, "sched": "cosine", "steps": 1000, "eval_freq": 100, "epochs": None}
+PROBE: dict[str, Any] = {
+    "algorithm": "ERM",
+    "lr": 1e-2,
+    "sched": "cosine",
+    "steps": 1000,
+    "eval_freq": 100,
+    "epochs": None,
+}
 MEASURED = 4  # steps and batches of the estimate
 LONG = 600.0  # seconds, from which the plan says what to lower
 DATA_OPTIONS = {*options_with(DATA), "metric"}
