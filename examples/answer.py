@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from timm_moe_dg.analysis.plots import plot_answer
-from timm_moe_dg.comparisons.compare import cost
+from timm_moe_dg.comparisons.compare import costs_of
 from timm_moe_dg.results.answer import answer, render_answer, scores_of
 from timm_moe_dg.results.runs import find_runs
 
@@ -25,8 +25,7 @@ def recorded(source: Path) -> pd.DataFrame:
     if not source.is_dir():
         return pd.read_csv(source)
     runs = find_runs([source])[0]
-    costs = {name: cost(run) for name, run in {run.row_name: run for run in runs}.items()}
-    costs = pd.DataFrame(costs, index=["gmacs", "parameters"]).T
+    costs = pd.DataFrame(costs_of(runs), index=["gmacs", "parameters"]).T
     scores = scores_of(runs).join(costs, on="row").sort_values(["gmacs", "parameters"], kind="stable")
     shares = {"score": 100 * scores.pop("accuracy"), "balanced": 100 * scores.balanced}
     return scores.assign(shift=source.name, **shares)

@@ -165,8 +165,7 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     order = {name: number for number, name in enumerate(names_in_order)}
     # Runs on other numbers of processes have rows of their own, which come last
     scores = scores_of(finished).sort_values("row", key=lambda column: column.map(order), kind="stable")
-    costs = {name: cost(run) for name, run in {run.row_name: run for run in finished}.items()}
-    result = answer(scores, costs, equal_within=options.equal_within / 100)
+    result = answer(scores, costs_of(finished), equal_within=options.equal_within / 100)
     if options.plot and len(result.pairs):
         plot_answer(result, scores, Path(options.plot))
     facts = {"dataset": options.dataset, "domains": list(result.domains), "trial_seeds": list(options.trial_seeds)}
@@ -344,6 +343,11 @@ def measure(options: RunOptions) -> tuple[float, float]:
     of_image = (end - ends[-1]) / len(evaluated.target)
     evaluated_images = (filled.steps // filled.eval_freq + 1) * len(cast(Sized, run.evaluation.dataset))
     return ends[0] - begun + filled.steps * seconds_of_step + evaluated_images * of_image, of_image
+
+
+def costs_of(runs: Sequence[FinishedRun]) -> dict[str, tuple[float, int]]:
+    """Returns the `cost` of each row, that of its last run."""
+    return {name: cost(run) for name, run in {run.row_name: run for run in runs}.items()}
 
 
 @torch.no_grad()

@@ -338,9 +338,8 @@ def with_chosen_rates(
         chosen[row.label] = rate
     show_line("learning rates by validation: " + ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
     rates_of = {name: {"lr": rate} for name, rate in chosen.items()}
-    return replace(
-        plan, rows=[replace(row, options={**row.options, **rates_of.get(row.label, {})}) for row in plan.rows]
-    )
+    chosen_rows = [replace(row, options={**row.options, **rates_of.get(row.label, {})}) for row in plan.rows]
+    return replace(plan, rows=chosen_rows)
 
 
 def sweep(options: SweepOptions, given: Arguments, imports: Sequence[str] = ()) -> None:
