@@ -14,13 +14,11 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
 from tests.invented import invented_records
 from tests.results.cells import held_out_run
-from tests.results.test_comparison import counted_p
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.protocols.records import Record
+from timm_moe_dg.results.answer import prediction_interval
 from timm_moe_dg.results.new_site import (
-    NewSite,
     new_site,
-    prediction_interval,
     recommendation,
     sentences,
     site_frame,
@@ -56,39 +54,36 @@ def sweep(accuracies: Accuracies, out: float = 0.9, **options) -> list[FinishedR
 
 def test_numbers_are_those_of_scipy() -> None:
     site = new_site(sweep({"dense": DENSE, "sparse": SPARSE}))
-    best, other = site.rows.itertuples()
     means = np.mean(SPARSE, axis=1)
-    assert (best.row.model, other.row.model) == ("sparse", "dense")
-    assert best.accuracy == pytest.approx(means.mean())
+    assert (site.row, site.best["mean"]) == ("ERM, sparse", pytest.approx(means.mean()))
     # The interval of the mean has the width t s / sqrt(n), that of one new domain sqrt(n + 1) times as much
     mean_low, mean_high = ttest_1samp(means, 0).confidence_interval(0.95)
     half = (mean_high - mean_low) / 2 * np.sqrt(len(means) + 1)
-    assert (best.low, best.high, best.clipped) == pytest.approx((means.mean() - half, means.mean() + half, False))
-    assert (best.worst_domain, best.worst) == ("domain 2", pytest.approx(0.45))
-    assert (best.validation, best.gap) == pytest.approx((0.9, 0.9 - means.mean()))
-    pairs = (np.array(DENSE) - np.array(SPARSE)).ravel()
-    assert (other.p, other.pairs) == (counted_p(pairs), 10)
-    assert other.p_domains == counted_p(np.mean(DENSE, axis=1) - means)
-    assert (other.difference, other.better_in) == (pytest.approx(pairs.mean()), 0)
+    assert (site.best.low, site.best.high) == pytest.approx((means.mean() - half, means.mean() + half))
+    assert (site.best.worst_domain, site.best.worst) == ("domain 2", pytest.approx(0.45))
+    assert site.validation.to_dict() == pytest.approx({"ERM, dense": 0.9, "ERM, sparse": 0.9})
+    assert f"a gap of {100 * (0.9 - means.mean()):+.1f} points" in " ".join(sentences(site))
+    (pair,) = site.answer.pairs.itertuples()
+    assert (pair.first, pair.second, pair.domains_won) == ("ERM, dense", "ERM, sparse", 0)
     assert list(site.domains.index) == ["domain 2", "domain 0", "domain 4", "domain 1", "domain 3"]
-    assert site_frame(site)["accuracy"].tolist() == pytest.approx([55.0, 48.0])
+    assert site_frame(site).set_index("row")["mean"].to_dict() == pytest.approx({"ERM, dense": 48, "ERM, sparse": 55})
 
 
 def test_a_new_domain_lies_in_95_percent_of_intervals() -> None:
     draws = np.random.default_rng(0).normal(0.5, 0.02, (3000, 6))
-    within = [low <= new <= high for *seen, new in draws for low, high, _ in [prediction_interval(seen)]]
+    within = [low <= new <= high for *seen, new in draws for low, high in [prediction_interval(seen)]]
     assert np.mean(within) == pytest.approx(0.95, abs=0.015)
 
 
 def test_few_domains_have_no_interval_and_ends_are_clipped() -> None:
-    assert all(map(isnan, prediction_interval([0.1, 0.2, 0.3])[:2]))
-    assert prediction_interval([0.5] * 4) == (0.5, 0.5, False)
-    low, high, clipped = prediction_interval([0.9, 0.99, 0.99, 1.0])
-    assert (high, clipped) == (1.0, True)
+    assert all(map(isnan, prediction_interval([0.1, 0.2, 0.3])))
+    assert prediction_interval([0.5] * 4) == (0.5, 0.5)
+    low, high = prediction_interval([0.9, 0.99, 0.99, 1.0])
+    assert high == 1.0
     assert low == pytest.approx(0.97 - t.ppf(0.975, 3) * np.std([0.9, 0.99, 0.99, 1.0], ddof=1) * np.sqrt(5 / 4))
     site = new_site(sweep({"vit": SPARSE[:3]}))
     assert "3 held-out domains are fewer than 4" in "".join(sentences(site))
-    assert "clipped to 0 to 100%" in "".join(sentences(new_site(sweep({"vit": [[0.2], [0.3], [0.9], [1.0]]}))))
+    assert "0.0 to 100.0%" in "".join(sentences(new_site(sweep({"vit": [[0.2], [0.3], [0.9], [1.0]]}))))
 
 
 @pytest.mark.parametrize(
@@ -187,31 +182,31 @@ def test_a_whole_domain_is_that_of_the_records_or_asked_for() -> None:
         replace(run, records=[replace(record, in_acc=(0.9,) * 4, out_acc=(0.4,) * 4) for record in run.records])
         for run in empty_sites([0.9] * 4, empty=0.5)
     ]
-    assert [new_site(runs, split).rows.accuracy[0] for split in (None, "in")] == [0.9, 0.9]
-    assert new_site(runs, "whole").rows.accuracy[0] == pytest.approx(0.8)
+    assert [new_site(runs, split).best["mean"] for split in (None, "in")] == [0.9, 0.9]
+    assert new_site(runs, "whole").best["mean"] == pytest.approx(0.8)
     own = [replace(run, records=[replace(record, args=whole(record)) for record in run.records]) for run in runs]
-    assert new_site(own).rows.accuracy[0] == pytest.approx(0.8)
+    assert new_site(own).best["mean"] == pytest.approx(0.8)
     with pytest.raises(RecordError, match="reported_split="):
         new_site([*own, *empty_sites([0.5] * 4)])
 
 
-def states(site: NewSite) -> dict[str, str]:
-    return {row.row.model: row.comparison for row in site.rows.itertuples()}
+def named(accuracies: Accuracies) -> list[FinishedRun]:
+    """Runs of a comparison, whose rows have names."""
+    return [each for name, by_domain in accuracies.items() for each in sweep({name: by_domain}, row=name)]
 
 
-def test_what_a_difference_shows() -> None:
+def test_the_row_is_that_of_the_comparison() -> None:
     level = [[0.5, 0.52, 0.5], [0.6, 0.58, 0.6], [0.7, 0.72, 0.7], [0.8, 0.78, 0.8]]
-    lower = [[share - 0.1 - 0.01 * seed for seed, share in enumerate(shares)] for shares in level]
-    assert states(new_site(sweep({"a": level, "b": lower}))) == {"a": "recommended", "b": "worse on these domains"}
-    near = [[share + sign * 0.01 for share, sign in zip(shares, (1, -1, -1), strict=True)] for shares in level]
-    assert states(new_site(sweep({"a": level, "b": near})))["b"] == "no difference that these runs can show"
-    six = {"a": [*level, *level[:2]], "b": [*lower, *lower[:2]]}
-    assert states(new_site(sweep(six)))["b"] == "worse"
-    other_seeds = [run([d], 0.4, trial_seed=9, model="b", number=4) for d in range(4)]
-    assert states(new_site([*sweep({"a": level}), *other_seeds]))["b"] == "not compared: no common seed"
-    lacking = [run for run in sweep({"b": [[0.99] * 3] * 4}) if run.test_domains != (1,)]
-    site = new_site([*sweep({"a": level}), *lacking])
-    assert states(site) == {"a": "recommended", "b": "incomplete: lacks domain 1"}
+    near = [[share + sign * 0.01 for share, sign in zip(shares, (2, -1, 1), strict=True)] for shares in level]
+    # Without a reference of this name, the highest mean is it
+    assert new_site(sweep({"a": level, "b": near})).row == "ERM, b"
+    site = new_site(named({"dense": level, "gmoe": near}))
+    assert (site.row, list(site.answer.pairs.verdict)) == ("dense", ["equal in practice"])
+    higher = [[share + 0.1 + 0.001 * seed for seed, share in enumerate(shares)] for shares in level]
+    assert new_site(named({"dense": level, "gmoe": higher})).row == "gmoe"
+    lacking = [run for run in named({"gmoe": higher}) if run.test_domains != (1,)]
+    assert new_site([*named({"dense": level}), *lacking]).row == "dense"
+    assert new_site([*sweep({"a": level}), *sweep({"b": higher})[3:]]).row == "ERM, a"
 
 
 def test_the_row_is_chosen_anew_without_the_tested_domain() -> None:
@@ -263,10 +258,4 @@ REFUSED = [
 def test_one_domain_and_other_data_are_refused(argument: str, runs: list[FinishedRun]) -> None:
     with pytest.raises(RecordError, match=rf"^{argument}"):
         new_site(runs)
-    assert len(new_site([run([0], 0.5), run([1], 0.5), *OTHER_COLUMNS]).rows) == 2
-
-
-def test_only_domains_with_a_common_seed_count_as_compared() -> None:
-    others = [run([d], 0.9 if d < 2 else 0.1, model="b", trial_seed=0 if d < 2 else 9, number=4) for d in range(4)]
-    site = new_site([*sweep({"a": [[0.6]] * 4}), *others])
-    assert site_tables(site)["Rows compared"]["better in"].tolist() == ["-", "2 of 2"]
+    assert len(new_site([run([0], 0.5), run([1], 0.5), *OTHER_COLUMNS]).answer.pairs) == 1

@@ -41,8 +41,9 @@ from ..protocols.selection import (
     training_domain_validation,
     validation_score,
 )
+from ..results.answer import above, percent
 from ..results.comparison import row_texts
-from ..results.new_site import above, new_site, percent, recommendation, sentences, site_tables
+from ..results.new_site import new_site, recommendation, sentences, site_tables
 from ..results.runs import RESULTS, FinishedRun, domain_names, find_runs, validation_of_most_frequent
 from ..results.tables import OPTIONAL_COLUMNS, make_tables
 from ..storage.files import write_text

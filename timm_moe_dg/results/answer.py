@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from math import ceil, inf, isfinite, isnan, nan
+from math import ceil, inf, isfinite, isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,16 @@ from scipy.stats import t
 
 from ..errors import ArgumentError
 from ..protocols.records import SplitName
+from ..protocols.selection import training_domain_validation, validation_score
 from .comparison import FORMATS, data_text, formatted, holm, sign_flip_p, smallest_p
-from .new_site import CONFIDENCE, LEVEL, above, observed_scores, percent, prediction_interval
-from .runs import FinishedRun
+from .runs import FinishedRun, by_row, unseen_of_most_frequent, unseen_scores
 
+LEAST_DOMAINS = 4  # of a prediction interval
+CONFIDENCE, LEVEL = 0.95, 0.05  # of intervals, and of tests
 ZERO = "most_frequent"  # the row that answers with the most frequent class of the training images
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "equal in practice", "cannot tell"
 POWER = 0.8  # share of comparisons that find a difference of the size that the verdict states
+ROWS_TITLE = "Held-out domains, percent"
 NOTES = (
     "Interval: 95%, over domains, for the mean difference at new sites. p (sites): t test over domains, corrected.",
     "p: two-sided sign-flip test over pairs of equal domain and seed, for these domains, and with Holm's correction.",
@@ -54,20 +57,75 @@ class Answer:
     plan: Mapping[str, Any] = field(default_factory=dict)  # what was compared
 
 
+def observed_scores(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.DataFrame:
+    """Returns the selected scores, a line for each "row", number of training domains, held-out "domain" and "seed".
+
+    Columns in shares: accuracy (by the runs' metric), zero (of the most frequent class), balanced, answer (share of the
+    most frequent answer), validation. The number of training domains is "trained", that of their images "images".
+    """
+    lines = []
+    frame = by_row(runs).groupby(["row", "test_domains", "seed"], sort=False).run if runs else []
+    for (row, _, seed), members in frame:
+        record = training_domain_validation([record for run in members for record in run.records])
+        images = record.images(record.training_domains)
+        facts = (validation_score(record), nan if images is None else images)
+        part = split or record.reported_split
+        zeros = unseen_of_most_frequent(record, part)
+        balanced = unseen_scores(record, part, "balanced_accuracy")
+        answers = unseen_scores(record, part, "same_answer")
+        for name, accuracy in unseen_scores(record, part).items():
+            scores = (accuracy, *(table.get(name, nan) for table in (zeros, balanced, answers)))
+            lines.append((row, len(record.training_domains), name, seed, *scores, *facts))
+    columns = ["row", "trained", "domain", "seed", "accuracy", "zero", "balanced", "answer", "validation", "images"]
+    table = pd.DataFrame(lines, columns=columns).dropna(subset="accuracy")
+    names = {row: str(row) for row in table.row}
+    if len(set(names.values())) < len(names):  # rows of several sweeps
+        names = {row: f"{row} ({row.algorithm}, {row.model})" for row in names}
+    # Each run scores the data's own "ood" domains, whichever domain it holds out besides
+    table = table.groupby(columns[:4], as_index=False).mean()
+    return table.assign(row=table.row.map(names))
+
+
+def counted_scores(observed: pd.DataFrame) -> pd.DataFrame:
+    """Returns the scores of runs with that number of training domains whose row held out the most domains in turn."""
+    held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
+    return observed[observed.trained == max(held_out.index, key=lambda number: (held_out[number], number), default=0)]
+
+
 def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd.DataFrame:
     """Reads the scores of finished runs: row, domain, seed, accuracy (by the runs' metric) and balanced, in shares.
 
-    Runs count that were trained on the most domains. The most frequent class is the row `ZERO`.
+    Those of `counted_scores` count. The most frequent class is the row `ZERO`.
     """
-    observed = observed_scores(runs, split)
-    names = {row: str(row) for row in observed.row}
-    if len(set(names.values())) < len(names):  # rows of several sweeps
-        names = {row: f"{row} ({row.algorithm}, {row.model})" for row in names}
-    scores = observed[observed.trained == observed.trained.max()].assign(row=observed.row.map(names))
+    scores = counted_scores(observed_scores(runs, split))
     if ZERO not in set(scores.row):
         zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()
         scores = pd.concat([scores, zeros.rename(columns={"zero": "accuracy"}).assign(row=ZERO)], ignore_index=True)
     return scores[["row", "domain", "seed", "accuracy", "balanced"]]
+
+
+def prediction_interval(accuracies: Sequence[float]) -> tuple[float, float]:
+    """Predicts the accuracy at one new domain: mean ± t s sqrt(1 + 1/n) for n domains.
+
+    t is the 97.5% quantile of Student's distribution with n - 1 degrees of freedom, and s the standard deviation of
+    the domains (ddof=1). Ends beyond 0 and 1 are clipped. Fewer than `LEAST_DOMAINS` domains have no interval, but NaN.
+    """
+    number = len(accuracies)
+    if number < LEAST_DOMAINS:
+        return nan, nan
+    half = t.ppf((1 + CONFIDENCE) / 2, number - 1) * np.std(accuracies, ddof=1) * sqrt(1 + 1 / number)
+    low, high = np.clip([np.mean(accuracies) - half, np.mean(accuracies) + half], 0, 1).tolist()
+    return low, high
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Formats a share in percent, and a missing value as a dash. The sign "+" is that of differences."""
+    return f"{100 * share:{sign}.1f}" if isfinite(share) else "-"
+
+
+def above(zero: float) -> float:
+    """Returns an accuracy that is hardly above `zero`: by five points, or by half of what lies on either side of it."""
+    return zero + min(0.05, zero / 2, (1 - zero) / 2)
 
 
 def paired(scores: pd.DataFrame, first: str, second: str) -> pd.Series:
@@ -110,7 +168,7 @@ def _rows(scores: pd.DataFrame, domains: pd.DataFrame, costs: Mapping[str, tuple
     by_seed = scores.pivot(index=["row", "seed"], columns="domain", values="accuracy")
     whole = by_seed.count(axis="columns").eq(domains.count(axis="columns"), level="row")
     seeds = by_seed[whole].mean(axis="columns").groupby("row")
-    intervals = [prediction_interval(row.dropna())[:2] for _, row in domains.iterrows()]
+    intervals = [prediction_interval(row.dropna()) for _, row in domains.iterrows()]
     both = [(*interval, *costs.get(name, (nan, nan))) for name, interval in zip(domains.index, intervals, strict=True)]
     return pd.DataFrame(both, domains.index, ["low", "high", "gmacs", "parameters"]).assign(
         mean=domains.mean(axis="columns"),
@@ -159,16 +217,17 @@ def recommend(
 ) -> tuple[str, str]:
     """Returns the row to take, and the reason in words. The first rule that applies decides.
 
-    1. No trained row is clearly above the most frequent class (`new_site.above`): take `ZERO`, so no network.
+    1. No trained row is clearly above the most frequent class (`above`): take `ZERO`, so no network.
     2. Rows are better than the reference: take the cheapest of those within `equal_within` of the best of them.
     3. Otherwise take the cheapest of the reference and the rows that are equal in practice or cannot be told apart.
        A row is left out if its mean difference is below -`equal_within`.
 
-    Rows that are not clearly above the most frequent class are left out. The cheapest row has the fewest operations for
-    an image, then the fewest parameters. Of equal ones the probe comes first, because nothing but a linear classifier
-    is trained, then the reference.
+    Rows that are not clearly above the most frequent class, or that lack held-out domains of others, are left out. The
+    cheapest row has the fewest operations for an image, then the fewest parameters. Of equal ones, and without known
+    costs, the probe comes first, because nothing but a linear classifier is trained, then the reference.
     """
-    beating = _above_zero(domains)
+    complete = complete_rows(domains)
+    beating = [name for name in _above_zero(domains) if name in complete.index]
     if not beating:
         zero = percent(rows["mean"][ZERO])
         return ZERO, f"Take {ZERO}: no row is clearly above the most frequent class of the training images ({zero}%)."
@@ -182,13 +241,21 @@ def recommend(
     alike = {n: p.verdict for n, p in judged.items() if p.verdict != WORSE and p.difference >= -equal_within}
     names = [name for name in beating if name == reference or name in alike] or beating
     row = _cheapest(rows, names, reference)
+    which = "one" if rows.gmacs[names].isna().any() else "the cheapest"  # costs may be unknown
     if len(names) == 1:
         return row, f"Take {row}, the only row that the rules leave."
     what = "that cannot be told apart at new sites"
     if set(alike.values()) == {EQUAL}:
         unit = "point" if equal_within == 0.01 else "points"
         what = f"that are equal in practice, within {100 * equal_within:g} {unit} of {reference}"
-    return row, f"Take {row}, the cheapest of the rows {what}: {', '.join(names)}."
+    return row, f"Take {row}, {which} of the rows {what}: {', '.join(names)}."
+
+
+def complete_rows(domains: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of a table by row and domain that have the most domains, and these."""
+    present = domains.notna()
+    fullest = present.loc[present.sum(axis="columns").idxmax()]
+    return domains.loc[present.eq(fullest).all(axis="columns"), fullest]
 
 
 def _domains_won(pair: Any) -> str:
@@ -265,14 +332,16 @@ def render_answer(answer: Answer, format_: str) -> str:
         return data_text(answer_frame(answer), format_)
     prefix = {"text": "", "markdown": "- ", "latex": "% "}[format_]
     lines = [prefix + FORMATS[format_](line) for line in answer.verdict]
-    return "\n\n".join(["\n".join(lines), _rows_text(answer, format_), *pairs_text(answer, format_)])
+    rows = formatted(ROWS_TITLE, row_texts(answer), format_)
+    return "\n\n".join(["\n".join(lines), rows, *pairs_text(answer, format_)])
 
 
 def _interval(row: Any, sign: str = "") -> str:
     return "-" if isnan(row.low) else f"{percent(row.low, sign)} to {percent(row.high, sign)}"
 
 
-def _rows_text(answer: Answer, format_: str) -> str:
+def row_texts(answer: Answer) -> pd.DataFrame:
+    """Formats the rows in percent."""
     lines = [
         {
             "mean": percent(row.mean) + (f" ± {percent(row.standard_error)}" if isfinite(row.standard_error) else ""),
@@ -286,14 +355,16 @@ def _rows_text(answer: Answer, format_: str) -> str:
         for row in answer.rows.itertuples()
     ]
     texts = pd.concat([answer.domains.map(percent), pd.DataFrame(lines, answer.rows.index)], axis="columns")
-    return formatted("Held-out domains, percent", texts.reset_index(names="row", allow_duplicates=True), format_)
+    return texts.reset_index(names="row", allow_duplicates=True)
 
 
-def pairs_text(answer: Answer, format_: str) -> list[str]:
-    """Formats the differences in points and their notes. An answer without pairs has none."""
-    pairs, most = list(answer.pairs.itertuples()), answer.pairs.pairs.max()
-    if not pairs:
-        return []
+def pairs_title(answer: Answer) -> str:
+    """Returns the title of `pair_texts`."""
+    return f"Differences to {answer.pairs.second[0]}, points"
+
+
+def pair_texts(answer: Answer) -> pd.DataFrame:
+    """Formats the differences in points."""
     lines = [
         {
             "row": pair.first,
@@ -305,12 +376,19 @@ def pairs_text(answer: Answer, format_: str) -> list[str]:
             "won": f"{pair.wins} of {pair.pairs} pairs, {_domains_won(pair)}",
             "verdict": pair.verdict,
         }
-        for pair in pairs
+        for pair in answer.pairs.itertuples()
     ]
-    missing = [f"{pair.first}: {most - pair.pairs} of {most} pairs" for pair in pairs if pair.pairs < most]
-    table = formatted(
-        f"Differences to {pairs[0].second}, points", pd.DataFrame(lines).replace("nan", "-"), format_, missing
-    )
+    return pd.DataFrame(lines).replace("nan", "-")
+
+
+def pairs_text(answer: Answer, format_: str) -> list[str]:
+    """Formats the differences with their notes in a format of `FORMATS`. An answer without pairs has none."""
+    most = answer.pairs.pairs.max()
+    if answer.pairs.empty:
+        return []
+    lacking = answer.pairs[answer.pairs.pairs < most]
+    missing = [f"{pair.first}: {most - pair.pairs} of {most} pairs" for pair in lacking.itertuples()]
+    table = formatted(pairs_title(answer), pair_texts(answer), format_, missing)
     return [table, "\n".join(("% " if format_ == "latex" else "") + note for note in NOTES)]
 
 
