@@ -56,7 +56,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="SWEEP")
     parser.add_argument("--coverage", type=float, default=0.9, metavar="X")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="measure the runs of these names alone")
     args = parser.parse_args()
     torch.manual_seed(0)
     table = {}
@@ -66,7 +65,7 @@ def main() -> None:
             if not (run / "best" / CALIBRATION).exists():
                 timm_moe_dg.evaluate(run, calibrate=True, split="out", workers=0)
         calibrations = [read_calibration(run / "best" / CALIBRATION) for run in runs]
-        rows = [measure(run, calibrations, args.coverage) for run in runs if run.match(args.only)]
+        rows = [measure(run, calibrations, args.coverage) for run in runs]
         frame = pd.DataFrame(rows)
         table[f"{sweep.name} ({len(frame)} runs)"] = frame.mean()
         print(frame.round(3).to_string(), flush=True)

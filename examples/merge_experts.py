@@ -9,25 +9,19 @@ sign-flip tests over pairs of runs.
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from glob import glob
-from math import nan
 from pathlib import Path
-from statistics import fmean, stdev
 from time import process_time
 
+import pandas as pd
 import timm
 import torch
 from timm.data import resolve_model_data_config
 
-import timm_moe_dg  # noqa: F401 (registers the models)
+import timm_moe_dg
 from timm_moe_dg.__main__ import main as command
-from timm_moe_dg.protocols.records import Record, read_records
-from timm_moe_dg.protocols.selection import headlines, training_domain_validation
 from timm_moe_dg.results.comparison import sign_flip_p
 
-NAMES = ("mixture", "merged, mean", "merged, by use", "dense")
 BATCH, REPEATS = 64, 20
 
 
@@ -39,9 +33,10 @@ def merged(run: Path, folder: Path, alpha: int) -> Path:
     return target
 
 
-def selected(run: Path) -> Record:
-    """Returns the evaluation of the network in best/."""
-    return training_domain_validation(read_records(run / "results.jsonl"))
+def accuracies(runs: list[Path]) -> pd.Series:
+    """Returns the accuracies of the networks in best/ by held-out domains and seed, percent."""
+    evaluations = pd.concat([timm_moe_dg.read_runs(run) for run in runs])
+    return 100 * evaluations[evaluations.selected].set_index(["test_domains", "trial_seed"]).test_acc
 
 
 @torch.inference_mode()
@@ -58,37 +53,23 @@ def cost(run: Path) -> str:
     return f"{1000 * min(times) / BATCH:.2f} ms, {size / 1e6:.1f} MB"
 
 
-def row(runs: Sequence[Path], others: Sequence[float]) -> list[float]:
-    """Prints accuracy and cost of some runs, and the p value of their differences to others; returns the others."""
-    records = [selected(run) for run in runs]
-    accuracies = [100 * headlines(record)[0].value for record in records]
-    by_seed = defaultdict(list)
-    for record, accuracy in zip(records, accuracies, strict=True):
-        by_seed[record.args["trial_seed"]].append(accuracy)
-    means = [fmean(values) for values in by_seed.values()]
-    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else nan
-    line = f"{fmean(means):.1f} ± {error:.1f}, {cost(runs[0])}"
-    if others:
-        differences = [first - second for first, second in zip(accuracies, others, strict=True)]
-        line += f", {fmean(differences):+.1f} to the mixture (p = {sign_flip_p(differences):.3f})"
-    print(line)
-    return list(others) or accuracies
-
-
 def main(folder: str, mixtures: str, dense: str) -> None:
     """Merges all mixtures and prints the rows."""
     torch.set_num_threads(1)
     runs, plain = (sorted(map(Path, glob(pattern))) for pattern in (mixtures, dense))
-    facts = [
-        [(selected(run).test_domains, selected(run).args["trial_seed"]) for run in group] for group in (runs, plain)
-    ]
-    if not runs or facts[0] != facts[1]:
+    if not runs or not plain or not accuracies(runs).index.equals(accuracies(plain).index):
         sys.exit(f"{mixtures} and {dense} name no runs with the same held-out domains and seeds")
-    groups = [runs, *([merged(run, Path(folder), alpha) for run in runs] for alpha in (0, 1)), plain]
-    mixture: list[float] = []
-    for name, group in zip(NAMES, groups, strict=True):
-        print(name, end=": ")
-        mixture = row(group, mixture)
+    mixture = accuracies(runs)
+    mean, by_use = ([merged(run, Path(folder), alpha) for run in runs] for alpha in (0, 1))
+    for name, group in {"mixture": runs, "merged, mean": mean, "merged, by use": by_use, "dense": plain}.items():
+        scores = accuracies(group)
+        by_seed = scores.groupby("trial_seed").mean()
+        line = f"{name}: {by_seed.mean():.1f} ± {by_seed.sem():.1f}, {cost(group[0])}"
+        if name != "mixture":
+            differences = scores - mixture
+            p = sign_flip_p(differences.tolist())
+            line += f", {differences.mean():+.1f} to the mixture (p = {p:.3f})"
+        print(line)
 
 
 if __name__ == "__main__":

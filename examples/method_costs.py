@@ -52,15 +52,11 @@ class Entry(NamedTuple):
         return cycle_length(method.HPARAMS) if self.mode == "train" else 1
 
 
-def make_network(model: str, args: argparse.Namespace) -> nn.Module:
-    """The network that every method starts from."""
+def build_steps(entry: Entry, args: argparse.Namespace) -> Step:
+    """All of a method's steps, or a forward pass on the images of all domains."""
     torch.manual_seed(0)
     options = {"img_size": args.img_size} if args.img_size else {}
-    return timm.create_model(model, num_classes=CLASSES, **options).to(args.device)
-
-
-def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> Step:
-    """One training step of a method, or a forward pass on the images of all domains."""
+    network: nn.Module = timm.create_model(entry.model, num_classes=CLASSES, **options).to(args.device)
     method_name, _, averaging_name = entry.algorithm.partition(" + ")
     method = get_algorithm(method_name)
     averaging = get_averaging(averaging_name) if averaging_name else None
@@ -84,9 +80,10 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
     count = itertools.count()
 
     def train() -> None:
-        algorithm.update(context, minibatches)
-        if average is not None:
-            average.update(network, next(count))
+        for _ in range(entry.repeats):
+            algorithm.update(context, minibatches)
+            if average is not None:
+                average.update(network, next(count))
 
     @torch.inference_mode()
     def infer() -> None:
@@ -96,17 +93,6 @@ def method_step(entry: Entry, network: nn.Module, args: argparse.Namespace) -> S
         return train
     images = torch.cat([images for images, _ in minibatches])
     return infer
-
-
-def build_steps(entry: Entry, args: argparse.Namespace) -> Step:
-    """A network and all of a method's steps."""
-    step = method_step(entry, make_network(entry.model, args), args)
-
-    def steps() -> None:
-        for _ in range(entry.repeats):
-            step()
-
-    return steps
 
 
 def stated_costs(entry: Entry) -> str:
@@ -135,8 +121,8 @@ def cells(entry: Entry, times: Sequence[float], base: Sequence[float], args: arg
     return [entry.algorithm, entry.model, entry.mode, seconds, f"{middle:.2f} ({low:.2f}-{high:.2f})", memory, costs]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--models", nargs="+", default=["gmoe_small_patch16"], help="any timm models (default: %(default)s)")
@@ -151,17 +137,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure peak memory")
     add("--cpu-threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
-    return parser
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> None:
     """Measures, and prints a table in Markdown."""
-    args = build_parser().parse_args(argv)
-    names = [
-        BASE,
-        *(name for name in args.algorithms if name != BASE),
-        *(f"{BASE} + {name}" for name in args.averaging),
-    ]
+    args = parse(argv)
+    names = dict.fromkeys([BASE, *args.algorithms, *(f"{BASE} + {name}" for name in args.averaging)])
     for check, given in ((check_name, args.models), (get_algorithm, args.algorithms), (get_averaging, args.averaging)):
         for name in given:
             check(name)

@@ -1,16 +1,30 @@
-"""Loads scripts of tools/ as modules."""
+"""Loads scripts of tools/ and examples/ as modules."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
-TOOLS = Path(__file__).parent.parent / "tools"
+ROOT = Path(__file__).parent.parent
+TOOLS = ROOT / "tools"
 
 
 def load_tool(name: str) -> ModuleType:
     """Imports tools/NAME.py without running its `main`."""
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
+    return _load(TOOLS / f"{name}.py")
+
+
+def load_example(name: str) -> ModuleType:
+    """Imports examples/NAME.py likewise; it may import the modules of its folder by name."""
+    path = ROOT / "examples" / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    return _load(path)
+
+
+def _load(path: Path) -> ModuleType:
+    # Several examples have a make_data.py
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,39 +12,26 @@ import argparse
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
 
+from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from timm_moe_dg.cli.tool import tool
-from timm_moe_dg.errors import ArgumentError, DataError, MissingDependencyError
+from timm_moe_dg.errors import ArgumentError
+from timm_moe_dg.storage.files import replaced
 
 LIST = Path(__file__).with_name("fonts.csv")
 SIDE, MARGIN, DRAWN = 48, 4, 96  # pixels of an image, around a letter, and of a letter before it is scaled
 
 
-def read_font(file: Path) -> ImageFont.FreeTypeFont:
-    """Opens a compressed font that has all letters."""
-    for package in ("fontTools", "brotli"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(f"{package} is not installed: pip install fonttools brotli")
-    from fontTools.ttLib import TTFont, TTLibError
-
-    try:
-        font = TTFont(file)
-        font.flavor = None  # Pillow reads uncompressed fonts
-        font.save(data := io.BytesIO())
-    except (OSError, TTLibError) as error:
-        raise DataError(f"packages: {file} cannot be read ({error}); install the packages again") from error
-    if lacking := [letter for letter in ascii_lowercase if ord(letter) not in font.getBestCmap()]:
-        raise DataError(f"packages: {file} has no letters {''.join(lacking)}; leave the font out of {LIST.name}")
-    return ImageFont.truetype(io.BytesIO(data.getvalue()), DRAWN)
-
-
-def draw_letters(font: ImageFont.FreeTypeFont) -> Iterator[tuple[str, Image.Image]]:
-    """Yields each letter and its picture. All letters are as large as the picture allows."""
+def draw_letters(file: Path) -> Iterator[tuple[str, Image.Image]]:
+    """Yields each letter of a compressed font and its picture. All letters are as large as the picture allows."""
+    compressed = TTFont(file)
+    compressed.flavor = None  # Pillow reads uncompressed fonts
+    compressed.save(data := io.BytesIO())
+    font = ImageFont.truetype(io.BytesIO(data.getvalue()), DRAWN)
     for letter in ascii_lowercase:
         picture = Image.new("L", (4 * DRAWN, 4 * DRAWN), 255)
         ImageDraw.Draw(picture).text((2 * DRAWN, 2 * DRAWN), letter, 0, font, anchor="mm")
@@ -64,16 +51,17 @@ def main(argv: Sequence[str]) -> None:
         raise ArgumentError.of("folder", str(options.folder), "exists; give a new folder")
     with LIST.open(newline="") as file:
         fonts = list(csv.DictReader(file))
-    unfinished = options.folder.with_name(f"{options.folder.name}.unfinished")
-    for font in fonts:
+    pictures = {}
+    for font in fonts:  # all are read before the first file is written
         name = font["package"].rpartition("@")[0].removeprefix("@fontsource/")
-        source = options.packages / "node_modules" / "@fontsource" / name / "files" / f"{name}-latin-400-normal.woff2"
-        for letter, picture in draw_letters(read_font(source)):
-            target = unfinished / font["family"] / letter / f"{name}.png"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(target)
-    unfinished.rename(options.folder)
-    print(f"{options.folder}: {len(fonts)} fonts, {len(fonts) * len(ascii_lowercase)} images")
+        files = options.packages / "node_modules" / "@fontsource" / name / "files"
+        for letter, picture in draw_letters(files / f"{name}-latin-400-normal.woff2"):
+            pictures[Path(font["family"], letter, f"{name}.png")] = picture
+    with replaced(options.folder) as fresh:
+        for path, picture in pictures.items():
+            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
+            picture.save(fresh / path)
+    print(f"{options.folder}: {len(fonts)} fonts, {len(pictures)} images")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Measures the routing of finished runs of examples/routers/routers.yaml and others.
 
-    export PYTHONPATH=examples
     python examples/routers/measure.py output/routers/* --output routing.csv
 
 The table has a row for each run, from at most 500 random images of each domain:
@@ -19,44 +18,57 @@ Routing is averaged over the mixture blocks.
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
 import torch
-from experts import permuted, rerouted
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
 from timm_moe_dg.analysis.maps import RoutingMap, routing_maps
 from timm_moe_dg.analysis.routing_statistics import routing_invariance
-from timm_moe_dg.analysis.run_view import RunView, open_run, picture_names
+from timm_moe_dg.analysis.run_view import Batch, RunView, open_run, picture_names
 from timm_moe_dg.data import Domain
 from timm_moe_dg.layers import Router
+from timm_moe_dg.layers.reports import RouterOutput
 
 MOST = 500  # images of a domain
 Images = dict[int, np.ndarray]  # positions of images by domain
 
 
-def chosen_images(view: RunView) -> Images:
-    """Random images of each domain, the same for all runs."""
-    sizes = {index: len(domain) for index, domain in enumerate(view.domains) if len(domain)}
-    return {index: np.random.default_rng(index).permutation(size)[:MOST] for index, size in sizes.items()}
+@contextmanager
+def rerouted(model: nn.Module, change: Callable[[RouterOutput], RouterOutput]) -> Iterator[None]:
+    """Changes what the routers of a model return."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    hooks = [router.register_forward_hook(lambda *parts: change(parts[-1])) for router in routers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def routing(view: RunView, domain: Domain, positions: np.ndarray) -> Mapping[int, RoutingMap]:
-    """The routing of images by block."""
-    return routing_maps(view.model, view.batches((domain.pixels(position), None) for position in positions))
+def permuted(routing: RouterOutput) -> RouterOutput:
+    """Gives each token the experts and weights of another one."""
+    order = torch.randperm(len(routing.logits))
+    indices, weights = routing.expert_indices[order], routing.combine_weights[order]
+    return routing._replace(expert_indices=indices, combine_weights=weights)
 
 
+def batches_of(view: RunView, domain: Domain, positions: np.ndarray) -> Iterator[Batch]:
+    """The network's inputs for images of a domain."""
+    return view.batches((domain.pixels(position), None) for position in positions)
+
+
+@torch.inference_mode()
 def accuracy(view: RunView, domain: Domain, positions: np.ndarray) -> float:
     """Percent of the images that the network classifies correctly."""
     torch.manual_seed(0)
-    with torch.inference_mode():
-        batches = view.batches((domain.pixels(position), None) for position in positions)
-        predicted = torch.cat([view.model(*batch).argmax(1) for batch in batches])
+    predicted = torch.cat([view.model(*batch).argmax(1) for batch in batches_of(view, domain, positions)])
     return 100 * float((predicted.numpy() == np.asarray(domain.targets)[positions]).mean())
 
 
@@ -77,17 +89,14 @@ def by_class(first: Tensor, targets: np.ndarray, experts: int) -> dict[int, Tens
     return {int(label): shares(first[targets == label], experts) for label in np.unique(targets)}
 
 
-def held_out_domain(view: RunView) -> int:
-    """The domain that no training image comes from. Data with test domains of their own have several held-out ones."""
-    held_out = view.args["test_domains"]
-    return next((index for index in held_out if view.domains[index].role == "ood"), held_out[0])
-
-
 def measure_routing(view: RunView, images: Images, held_out: int) -> dict[str, float]:
     """The columns from `unused` on."""
     domains = view.domains
     images = {index: images[index] for index in images if index == held_out or index not in view.args["test_domains"]}
-    maps = {index: routing(view, domains[index], positions) for index, positions in images.items()}
+    maps: dict[int, Mapping[int, RoutingMap]] = {
+        index: routing_maps(view.model, batches_of(view, domains[index], positions))
+        for index, positions in images.items()
+    }
     targets = {index: np.asarray(domains[index].targets)[positions] for index, positions in images.items()}
     names = {index: picture_names(domains[index], view.shares_photographs) for index in images}
     pictures = {
@@ -127,7 +136,12 @@ def measure(folder: Path) -> dict[str, object]:
     """A row of the table."""
     view = open_run(folder, batch_size=256)
     model: nn.Module = view.model
-    images, held_out = chosen_images(view), held_out_domain(view)
+    # Random images of each domain, the same for all runs
+    sizes = {index: len(domain) for index, domain in enumerate(view.domains) if len(domain)}
+    images = {index: np.random.default_rng(index).permutation(size)[:MOST] for index, size in sizes.items()}
+    # Data with test domains of their own have several held-out ones. No training image comes from those that are "ood"
+    tested = view.args["test_domains"]
+    held_out = next((index for index in tested if view.domains[index].role == "ood"), tested[0])
     domain, positions = view.domains[held_out], images[held_out]
     row: dict[str, object] = {"run": folder.name, "accuracy": accuracy(view, domain, positions)}
     if any(isinstance(module, Router) for module in model.modules()):

@@ -12,8 +12,8 @@ folder receives theorem1_FORM.json and theorem1_FORM.png.
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from fit import fit, predict
 from plots import plot_seed_curves
 from torch import Tensor, nn
 
-from timm_moe_dg.cli.values import positive_int
-
 CLASSES, PATCHES = 4, 10  # K, also the width of a patch, and P
+SAMPLES = 100_000  # to train with
 HELD_OUT = 2000  # samples of the validation set and of each test set
 EPOCHS = {"noiseless": 50, "noisy": 200}
 PROBABILITIES = [(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.9, 1.0), (0.8, 0.9),
@@ -35,14 +34,15 @@ LABELS = {
     "patch_spurious": "test: patch spurious, pixel true",
 }
 Samples = tuple[Tensor, Tensor]
+Setting = tuple[str, float, float]  # network, and probabilities that the pixel and the patch show the label
 
 
 class PatchNetwork(nn.Module):
     """Two convolutions of width 1, which are linear maps of each patch, and log-sum-exp over the patches."""
 
-    def __init__(self, filters: int = 20) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.maps = nn.Sequential(nn.Linear(CLASSES, filters), nn.ReLU(), nn.Linear(filters, CLASSES))
+        self.maps = nn.Sequential(nn.Linear(CLASSES, 20), nn.ReLU(), nn.Linear(20, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, P, K) -> (B, K)."""
@@ -50,10 +50,10 @@ class PatchNetwork(nn.Module):
         return self.maps(x).logsumexp(1)
 
 
-def perceptron(hidden: int = 100) -> nn.Module:
+def perceptron() -> nn.Module:
     """The three-layer MLP on all pixels, (B, P, K) -> (B, K)."""
-    layers = [nn.Linear(PATCHES * CLASSES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(hidden, CLASSES))
+    layers = [nn.Linear(PATCHES * CLASSES, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(100, CLASSES))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": perceptron, "FCN": PatchNetwork}
@@ -63,29 +63,6 @@ def pair(text: str) -> tuple[float, float]:
     """Reads two probabilities."""
     pixel, patch = map(float, text.split(","))
     return pixel, patch
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="theorem1.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("form", choices=sorted(EPOCHS), help="whether the features always give the label, or with a probability")
-    add("--output", type=Path, required=True, metavar="DIR", help="folder of the results; files there are replaced")
-    add(
-        "--pairs",
-        type=pair,
-        nargs="+",
-        default=PROBABILITIES,
-        metavar="P1,P2",
-        help="of the noisy form (default: nine)",
-    )
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED", help="repetitions (default: %(default)s)")
-    add("--epochs", type=positive_int, metavar="N", help=f"passes over the samples (default: {EPOCHS})")
-    add("--samples", type=positive_int, default=100_000, metavar="N", help="training samples (default: %(default)s)")
-    add("--quick", action="store_true", help="noiseless: a fifth of the samples and of the epochs, for seconds")
-    return parser
 
 
 def orthonormal_codes(generator: torch.Generator) -> Tensor:
@@ -133,79 +110,49 @@ def make_sets(samples: int, held_out: int, p_pixel: float, p_patch: float, seed:
     }
 
 
-def train(network: str, p_pixel: float, p_patch: float, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def train(setting: Setting, seed: int, samples: int, epochs: int) -> dict[str, Any]:
     """Trains one network; returns its settings and its accuracy in percent on each held-out set after each epoch."""
-    start = time.perf_counter()
-    sets = make_sets(args.samples, HELD_OUT, p_pixel, p_patch, seed)
+    network, p_pixel, p_patch = setting
+    sets = make_sets(samples, HELD_OUT, p_pixel, p_patch, seed)
     inputs, targets = sets.pop("train")
     torch.manual_seed(seed)
     model = NETWORKS[network]()
     curves: dict[str, list[float]] = {name: [] for name in sets}
     order = torch.Generator().manual_seed(seed)
-    for _ in fit(model, inputs, targets, nn.functional.cross_entropy, epochs=args.epochs, generator=order):
+    for _ in fit(model, inputs, targets, nn.functional.cross_entropy, epochs=epochs, generator=order):
         for name, (x, y) in sets.items():
             curves[name].append(100 * (predict(model, x).argmax(1) == y).double().mean().item())
-    finals = ", ".join(f"{name} {values[-1]:.1f}" for name, values in curves.items())
-    seconds = time.perf_counter() - start
-    print(f"{network} p1={p_pixel} p2={p_patch} seed {seed}, {seconds:.0f} s: {finals}", flush=True)
-    settings = {"network": network, "p_pixel": p_pixel, "p_patch": p_patch, "seed": seed}
-    return {**settings, "seconds": round(seconds, 1), "curves": curves}
-
-
-def panel_of(run: dict[str, Any]) -> str:
-    """Title of the panel that a run belongs to: all its seeds share one."""
-    noiseless = run["p_pixel"] == run["p_patch"] == 1
-    return run["network"] if noiseless else f"p1 {run['p_pixel']:g}, p2 {run['p_patch']:g}"
-
-
-def by_panel(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, list[float]]]]:
-    """The curves of each panel, one entry per seed."""
-    panels: dict[str, list[dict[str, list[float]]]] = {}
-    for run in runs:
-        panels.setdefault(panel_of(run), []).append(run["curves"])
-    return panels
-
-
-def final_accuracies(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Accuracy after the last epoch on each set: mean, least and greatest over the seeds."""
-    last = {
-        panel: {name: [curves[name][-1] for curves in seeds] for name in seeds[0]}
-        for panel, seeds in by_panel(runs).items()
-    }
-    return {
-        panel: {name: {"mean": sum(v) / len(v), "min": min(v), "max": max(v)} for name, v in sets.items()}
-        for panel, sets in last.items()
-    }
-
-
-def write_results(runs: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Writes the results so far."""
-    settings = {**vars(args), "output": str(args.output), "torch": torch.__version__}
-    table = {"settings": settings, "final": final_accuracies(runs), "runs": runs}
-    (args.output / f"theorem1_{args.form}.json").write_text(json.dumps(table) + "\n")
+    finals = {name: values[-1] for name, values in curves.items()}
+    print(f"{network} p1={p_pixel} p2={p_patch} seed {seed}: {finals}", flush=True)
+    panel = network if p_pixel == p_patch == 1 else f"p1 {p_pixel:g}, p2 {p_patch:g}"
+    return {"panel": panel, "seed": seed, "final": finals, "curves": curves}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    parser = build_parser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("form", choices=EPOCHS)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the results; files there are replaced")
+    parser.add_argument("--pairs", type=pair, nargs="+", default=PROBABILITIES, metavar="P1,P2", help="of noisy")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="repetitions (default: 0 1 2)")
+    parser.add_argument("--quick", action="store_true", help="noiseless: a fifth of the samples and of the epochs")
     args = parser.parse_args(argv)
     if args.quick and args.form == "noisy":
         # The change from one feature to the other takes all samples and epochs
         parser.error("--quick: the noisy form does not show its change then; leave it out, or give fewer --pairs")
     share = 5 if args.quick else 1
-    args.epochs = max(1, (args.epochs or EPOCHS[args.form]) // share)
-    args.samples = max(1, args.samples // share)
     args.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the matrices are small
-    settings: list[tuple[str, float, float]] = (
-        [("MLP", *pair) for pair in args.pairs] if args.form == "noisy" else [(n, 1.0, 1.0) for n in NETWORKS]
-    )
-    runs: list[dict[str, Any]] = []
-    for seed in args.seeds:
-        for setting in settings:
-            runs.append(train(*setting, seed, args))
-            write_results(runs, args)
-    plot_seed_curves(by_panel(runs), args.output / f"theorem1_{args.form}.png", LABELS)
+    noiseless: list[Setting] = [(name, 1.0, 1.0) for name in NETWORKS]
+    settings = noiseless if args.form == "noiseless" else [("MLP", *probabilities) for probabilities in args.pairs]
+    runs = []
+    for seed, setting in product(args.seeds, settings):
+        runs.append(train(setting, seed, SAMPLES // share, EPOCHS[args.form] // share))
+        (args.output / f"theorem1_{args.form}.json").write_text(json.dumps(runs) + "\n")
+    panels: dict[str, list[dict[str, list[float]]]] = {}
+    for run in runs:
+        panels.setdefault(run["panel"], []).append(run["curves"])
+    plot_seed_curves(panels, args.output / f"theorem1_{args.form}.png", LABELS)
 
 
 if __name__ == "__main__":

@@ -141,11 +141,15 @@ def test_a_job_that_does_not_end_is_killed(tmp_path):
     assert f"exit status {-signal.SIGKILL}" in job.log.read_text()
 
 
+def launched(job):
+    """The job by a launcher, which SIGTERM ends before the process that it has started."""
+    launcher = f"import subprocess; subprocess.run({list(job.command)!r})"
+    return replace(job, command=(sys.executable, "-c", launcher))
+
+
 @pytest.mark.slow
 def test_what_a_launcher_leaves_behind_is_asked_to_save_too(tmp_path):
-    inner = make_job(tmp_path, seconds=60)
-    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"
-    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    job = launched(make_job(tmp_path, seconds=60))
     running = run_jobs([job, make_job(tmp_path, "quick")], [{}, {}], grace=20.0)
     next(running)
     wait_for(lambda: begun(job))
@@ -195,9 +199,7 @@ def test_submitit_runs_a_job_with_its_log(tmp_path):
 
 @pytest.mark.slow
 def test_when_time_is_up_a_job_saves_and_is_queued_again(tmp_path):
-    inner = make_job(tmp_path, seconds=60)
-    launcher = f"import subprocess; subprocess.run({list(inner.command)!r})"  # ends before what it has launched
-    job = Job("a", (sys.executable, "-c", launcher), inner.folder, inner.log)
+    job = launched(make_job(tmp_path, seconds=60))
     submission, queued = Submission(job), []
 
     def time_is_up(*_):  # as submitit's handler, in the middle of the wait
@@ -218,8 +220,7 @@ def test_what_a_launcher_leaves_behind_may_save_before_the_job_ends(tmp_path):
     job = make_job(tmp_path, seconds=60)
     script = Path(job.command[1])
     script.write_text(script.read_text().replace('(print("saved")', '(time.sleep(1), print("saved", flush=True)'))
-    launcher = f"import subprocess; subprocess.run({list(job.command)!r})"  # SIGTERM ends it at once
-    job = replace(job, command=(sys.executable, "-c", launcher))
+    job = launched(job)
     submission = Submission(job)
     with once_begun(job, lambda: submission._attempt.signal_group(signal.SIGTERM)):
         assert submission() == -signal.SIGTERM

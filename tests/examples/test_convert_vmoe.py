@@ -1,6 +1,5 @@
 """examples/convert_vmoe.py: files in V-MoE's layout, made here, become a network that equals its definition."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from timm.data import resolve_data_config
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.load_tool import load_example
 from timm_moe_dg.errors import CheckpointError
 
-CONVERT = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "convert_vmoe.py"))
+CONVERT = vars(load_example("convert_vmoe"))
 Arrays = dict[str, NDArray[Any]]
 FEATURES, HIDDEN, HEADS, EXPERTS, CLASSES, PATCH, DEPTH = 12, 20, 3, 4, 5, 4, 4
 MOE = (1, 3)

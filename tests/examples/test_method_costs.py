@@ -1,5 +1,6 @@
 """examples/method_costs.py measures all of a method's steps, and sets the papers' costs beside steps of their size."""
 
+from functools import partial, partialmethod
 from itertools import product
 
 import pytest
@@ -43,19 +44,19 @@ def test_the_papers_costs_stand_beside_steps_of_as_many_images(monkeypatch, caps
     assert not any("GMoE" in cells[-1] for cells in table(capsys))
 
 
-@pytest.fixture
-def args():
-    return method_costs.build_parser().parse_args([*QUICK, *SMALL])
-
-
-def test_penalties_have_their_full_weight_and_all_steps_of_a_method_are_timed_together(args, monkeypatch):
-    network = method_costs.make_network("test_vit", args)
-    step = method_costs.method_step(method_costs.Entry("test_vit", "IRM"), network, args)
-    (algorithm,) = (cell.cell_contents for cell in step.__closure__ if hasattr(cell.cell_contents, "annealed"))
-    assert algorithm.annealed
+def test_penalties_have_their_full_weight_and_all_steps_of_a_method_are_timed_together(monkeypatch):
+    args = method_costs.parse([*QUICK, *SMALL])
     entries = [method_costs.Entry("test_vit", name) for name in ("IRM", "DANN")]
-    steps = dict.fromkeys(entries, 0)
-    monkeypatch.setattr(method_costs, "method_step", lambda entry, *_: lambda: steps.update({entry: steps[entry] + 1}))
+    updates = dict.fromkeys(("IRM", "DANN"), 0)
+
+    def update(method, original, algorithm, *args):
+        updates[method] += 1
+        assert getattr(algorithm, "annealed", True)
+        return original(algorithm, *args)
+
+    for name in updates:
+        kind = ALGORITHMS[name]
+        monkeypatch.setattr(kind, "update", partialmethod(partial(update, name, kind.update)))
     times = method_costs.time_steps(entries, args)
     assert [len(times[entry]) for entry in entries] == [2, 2]
-    assert [steps[entry] for entry in entries] == [2, 4]
+    assert updates == {"IRM": 2, "DANN": 4}

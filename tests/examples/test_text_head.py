@@ -1,17 +1,15 @@
 """examples/text_head.py, and the logits of its file beside those of CLIP's own code."""
 
-import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
+from tests.load_tool import load_example
 from timm_moe_dg.models.text_head import use_text_head
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "text_head.py"
 CLASSES = ["dog", "house_plant", "zebra"]
 VISION = {"image_size": 32, "patch_size": 16, "width": 64, "layers": 2, "head_width": 32}
 TEXT = {"width": 32, "heads": 2, "layers": 1}
@@ -31,7 +29,7 @@ def clip(monkeypatch):
 
 
 def write(*words):
-    runpy.run_path(str(SCRIPT))["main"]([*words])
+    load_example("text_head").main(words)
 
 
 @pytest.mark.parametrize("model", ["vit_base_patch16_clip_quickgelu_224", "gmoe"])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import set_seed
-from PIL import Image
 
+from tests.finetuning.plans import image_folder
 from tests.load_tool import load_tool
 from timm_moe_dg.algorithms import ALGORITHMS, ERM, Averaging, get_averaging
 from timm_moe_dg.algorithms.averaging import frozen_copy
@@ -43,12 +43,10 @@ RUN += ["--save-rules", "oracle"]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    root, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for domain, number in IMAGES.items():
-        for index in range(number):
-            folder = root / domain / CLASSES[(0, 1, 1, 2, 2, 2)[index % 6]]  # no two classes have the same share
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    root = tmp_path_factory.mktemp("images")
+    labels = [CLASSES[label] for label in (0, 1, 1, 2, 2, 2)]  # no two classes have the same share
+    files = (f"{domain}/{labels[index % 6]}/{index}.png" for domain in IMAGES for index in range(IMAGES[domain]))
+    image_folder(root, *files, side=16)
     return root
 
 
@@ -262,17 +260,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(finetune, whole, tmp_pa
     assert outcome(tmp_path / "a") == whole
 
 
-# A new optimizer on the far side of the stop, and layers with moments of their own
-STATES = {"VREx": {"vrex_penalty_anneal_iters": 4}, "DANN": {"mlp_width": 8}}
+STATES = [
+    ("VREx", ["--hparams", '{"vrex_penalty_anneal_iters": 4}']),  # a new optimizer on the far side of the stop
+    ("DANN", ["--hparams", '{"mlp_width": 8}']),  # layers with moments of their own
+    ("ERM", ["--linear-steps", "4", "--linear-lr", "0.02", "--opt", "adam"]),  # the switch on the far side
+]
 
 
 @pytest.mark.slow  # three runs each
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(("name", "words"), STATES)
 def test_a_stopped_run_goes_on_to_the_same_bits_whatever_its_method_carries_along(
-    finetune, tmp_path, monkeypatch, name
+    finetune, tmp_path, monkeypatch, name, words
 ):
-    method = ALGORITHMS[name]
-    words = ["--algorithm", name, "--hparams", json.dumps(STATES[name]), "--lr", "0.01", "--resume", "auto"]
+    method, words = ALGORITHMS[name], ["--algorithm", name, *words, "--lr", "0.01", "--resume", "auto"]
     finetune(tmp_path / "alone", *words)
     update, taken = method.update, []
 

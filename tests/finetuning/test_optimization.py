@@ -1,26 +1,19 @@
 """Optimizers and schedules against their closed forms, and what moves in linear probing before fine-tuning."""
 
 import math
-import os
-import signal
-from functools import partial
 
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.algorithms.networks import CLASSES, DOMAINS, minibatches
 from tests.algorithms.networks import network as build_network
-from tests.load_tool import load_tool
-from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.algorithms import ALGORITHMS, Setup, StepContext
 from timm_moe_dg.errors import ArgumentError
 from timm_moe_dg.finetuning.optimization import LinearProbing, build_optimizer, build_schedule, check_optimizer
 from timm_moe_dg.protocols.options import RunOptions
-from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.storage.run_folder import Checkpoints, read_checkpoint
 
 
@@ -220,24 +213,3 @@ def test_bad_options_are_named():
     net = build_network("mlp")
     with pytest.raises(ArgumentError, match=r"linear_routers=True: SmallMlp has no routers"):
         LinearProbing(net, build_optimizer(net, "sgd", lr=1.0, weight_decay=0.0), RunOptions(linear_routers=True))
-
-
-SIZE = ["patch_size=8", "embed_dim=24", "depth=2", "num_heads=2", "moe_layers=(1,)", "num_experts=2"]
-RUN = ["--model", "gmoe_tiny_patch16", "--model-kwargs", *SIZE, "--batch-size", "2", "--lr", "0.01", "--workers", "0"]
-RUN += ["--steps", "6", "--checkpoint-freq", "2", "--linear-steps", "4", "--linear-lr", "0.02", "--cpu-threads", "1"]
-RUN += ["--save-rules", "oracle"]
-
-
-@pytest.mark.slow  # whole runs
-def test_a_run_that_is_stopped_before_or_at_the_switch_goes_on_bit_for_bit(tmp_path):
-    common = [*RUN, "--opt", "adam", "--output", str(tmp_path), "--experiment"]
-    load_tool("finetune").main([*common, "whole"])
-    for stop in (3,):
-        tool = load_tool("finetune")
-        with during_step(stop, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit):
-            tool.main([*common, str(stop)])
-        load_tool("finetune").main(["--resume", str(tmp_path / str(stop))])
-        whole, resumed = (read_records(tmp_path / run / "results.jsonl") for run in ("whole", str(stop)))
-        assert [record.out_loss for record in resumed] == [record.out_loss for record in whole]
-        weights = [load_file(tmp_path / run / "best_oracle" / "model.safetensors") for run in ("whole", str(stop))]
-        assert not moved(*weights)

@@ -182,6 +182,7 @@ def test_the_signal_is_noted_and_the_handler_before_comes_back():
         assert list(stop.until_stopped([1, 2])) == [1, 2]
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.should_stop()
+        assert stop.error("").exit_code == 143
         with pytest.raises(Interrupted):
             list(stop.until_stopped([1, 2]))
     assert signal.getsignal(signal.SIGTERM) is before
@@ -203,9 +204,3 @@ def test_ctrl_c_is_noted_once_and_then_ends_at_once(ctrl_c):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_signal_that_schedulers_send_has_its_own_status():
-    with Interruption() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.error("").exit_code == 143

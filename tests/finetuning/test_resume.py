@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from PIL import Image
 from safetensors.torch import save_file
 from torch import ones
 
+from tests.finetuning.plans import image_folder
 from tests.invented import make_record
 from timm_moe_dg.comparisons.jobs import Job
 from timm_moe_dg.errors import ArgumentError, FolderInUseError, ProcessLostError
@@ -79,10 +79,7 @@ def test_the_lock_of_a_run_killed_at_its_last_file_is_removed_by_the_next_comman
 @pytest.fixture
 def data(tmp_path):
     """Three domains of two classes."""
-    for number in range(60):
-        folder = tmp_path / "data" / "abc"[number % 3] / "xy"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2), (number,) * 3).save(folder / f"{number}.bmp")
+    image_folder(tmp_path / "data", *(f"{'abc'[n % 3]}/{'xy'[n % 2]}/{n}.bmp" for n in range(60)))
     return tmp_path / "data"
 
 

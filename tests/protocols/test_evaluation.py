@@ -168,9 +168,8 @@ def test_parts_of_splits():
         "out": [([], [0]), ([], [])],
     }.items():
         assert [(split.inside.tolist(), split.outside.tolist()) for split in restrict(splits, part)] == expected
-    for some, part in ((splits[1:], "out"), (splits, "train")):
-        with pytest.raises(ArgumentError, match=f"^split='{part}'"):
-            restrict(some, part)
+    with pytest.raises(ArgumentError, match=r"^split='out'"):
+        restrict(splits[1:], "out")
 
 
 def domain(role, group):

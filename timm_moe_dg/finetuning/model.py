@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
-from ..cli.values import LOCAL, TEXT
+from ..cli.values import TEXT
 from ..errors import ArgumentError
 from ..layers import LossWeights, RoutedMlp
 from ..layers.compat import BatchNorm
@@ -40,14 +39,12 @@ from ..networks.build import (
     checkpoint_activations,
     data_config,
     lay_channels_last,
-    save_network,
     saved_config,
 )
 from ..networks.freeze import FREEZABLE, freeze_batch_norm, freeze_trunk
 from ..networks.trained import renew_classifier, saved_classes, takes_metadata, unknown_metadata
 from ..protocols.options import RunOptions
 from ..protocols.run_identity import model_arguments
-from ..storage.run_folder import run_arguments
 from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
 from .processes import is_sharded
@@ -72,10 +69,6 @@ class Model:
     data_config: DataConfig
     tokens: np.ndarray | None  # of all images, in their place: outputs of the frozen trunk, see `cache_trunk`
     classes: tuple[str, ...]  # names, in the order of the logits
-
-    def save(self, network: nn.Module, folder: Path) -> None:
-        """Writes the network, or an average of it, as a folder that timm loads."""
-        save_network(network, folder, self.classes, self.data_config)
 
 
 def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
@@ -202,22 +195,14 @@ def prepare_network(plan: RunPlan) -> nn.Module:
 
 
 def saved_domains(plan: RunPlan) -> list[str]:
-    """Returns the domain of each head in the weights that a run of D3G starts from; empty for other weights.
-
-    Their names are in config.json, or follow from args.yaml in runs of earlier versions.
-    """
-    options, file = plan.options, plan.options.initial_checkpoint
-    config = saved_config(options.model if options.pretrained else "", file)
+    """Returns the domain of each head in the weights that a run of D3G starts from; empty for other weights."""
+    options = plan.options
+    config = saved_config(options.model if options.pretrained else "", options.initial_checkpoint)
     saved, given = config.get("model_args", {}), options.model_kwargs.get("num_domains", len(plan.training))
     target = saved_config(options.model).get("architecture") or options.model.partition(".")[0]
     if "num_domains" not in saved or config["architecture"] != target or given != len(plan.training):
         return []
-    names = saved.get("domain_names")
-    if not names:
-        run = run_arguments(f"{LOCAL}{Path(file).resolve().parent}" if file else options.model)
-        tables = enumerate(run.get("domain_digests", ()))
-        names = [table["name"] for position, table in tables if position not in run.get("test_domains", ())]
-    if len(names) == saved["num_domains"]:
+    if names := saved.get("domain_names"):
         return names
     _logger.warning("the weights to start from name no domains: heads are carried by their number")
     return []

@@ -22,6 +22,7 @@ from .plan import RunPlan
 from .processes import is_sharded
 
 AUTO = "auto"
+_ENDS = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}  # options that depend on the steps
 
 
 def parse_resumable(parser: ToolParser, argv: Sequence[str], keywords: Arguments | None = None) -> RunOptions:
@@ -84,14 +85,13 @@ def nothing_to_do(options: RunOptions) -> str | None:
 
 def can_be_extended(args: Arguments) -> bool:
     """Whether a run's steps would have been the same if more of them had been asked for."""
-    return not (args["sched"] or args["averaging"] or args["early_stop"])
+    return not any(args[name] for name in _ENDS)
 
 
 def _obstacle(run: Path, recorded: Arguments) -> str | None:
     """Why a finished run cannot take more steps; None if it can."""
     if not can_be_extended(recorded):
-        ends = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}
-        kind = " and ".join(f"its {words} ({recorded[name]})" for name, words in ends.items() if recorded[name])
+        kind = " and ".join(f"its {words} ({recorded[name]})" for name, words in _ENDS.items() if recorded[name])
         return f"{kind} goes with the {recorded['steps']} steps that it was begun with"
     return None if Checkpoints(run / "checkpoints").newest() else "its last checkpoint is not there"
 

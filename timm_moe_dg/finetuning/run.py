@@ -5,7 +5,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import nan
 from statistics import fmean
 from typing import Any
@@ -23,6 +22,7 @@ from ..data import Domain, StepSampler
 from ..errors import ArgumentError, MoeDgError
 from ..models import DomainHeadsVisionTransformer
 from ..networks.averages import load_predictor
+from ..networks.build import save_network
 from ..networks.calibration import calibrate, calibration_command
 from ..protocols.evaluation import (
     Batches,
@@ -34,7 +34,6 @@ from ..protocols.evaluation import (
     role_scores,
     unseen_domains,
 )
-from ..protocols.options import DATA_FACTS
 from ..protocols.records import Record
 from ..protocols.run_identity import method_of
 from ..protocols.selection import one_answer_of, summary, validation_score
@@ -145,9 +144,6 @@ class FineTuning:
         """Restores the state and the records of a checkpoint."""
         folder = self.plan.folder
         folder.read_back(checkpoint["step"])
-        # Facts of the data, which earlier versions did not record
-        facts = {name: self.plan.record_args[name] for name in DATA_FACTS if name in self.plan.record_args}
-        folder.records = [replace(record, args={**record.args, **facts}) for record in folder.records]
         # All processes read the records before the main one rewrites the file
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
@@ -222,11 +218,11 @@ class FineTuning:
 
     def _record_evaluation(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
-        folder = self.plan.folder
-        if self.model.sharding:
-            network = self.model.sharding.whole_network(network, main=self.accelerator.is_main_process)
+        folder, model = self.plan.folder, self.model
+        if model.sharding:
+            network = model.sharding.whole_network(network, main=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
-            folder.add(record, partial(self.model.save, network))
+            folder.add(record, lambda best: save_network(network, best, model.classes, model.data_config))
             _logger.info(domain_table(record, self.plan.names))
             row = {name: value for name, value in summary_row(record).items() if name != "step"}
             with tracker_errors_logged():

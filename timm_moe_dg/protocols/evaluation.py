@@ -179,8 +179,6 @@ class Assessment(NamedTuple):
 
 def restrict(splits: Sequence[Split], part: str) -> list[Split]:
     """Empties the in-splits or the out-splits of all domains. `part` is "in" or "out" to keep these alone, or "all"."""
-    if part not in SPLITS:
-        raise ArgumentError.of("split", part, f"choose from {', '.join(SPLITS)}")
     inside, outside = (slice(None) if part in ("all", name) else slice(0) for name in ("in", "out"))
     restricted = [Split(split.inside[inside], split.outside[outside]) for split in splits]
     if not any(len(split.inside) + len(split.outside) for split in restricted):

@@ -44,8 +44,6 @@ from ..networks.freeze import FREEZABLE, frozen_part
 Arguments = Mapping[str, Any]  # option values by name, as parsed or as read from JSON and YAML
 SCHEDULES = ("cosine", "tanh", "poly")
 FURTHER_RULES = ("oracle", "ood_worst_group", "ood_f1_macro")  # for selection, beside training-domain validation
-# Entries of records about the data, beside those of `_FURTHER`
-DATA_FACTS = ("most_frequent_class", "most_frequent", "classes_present", "group_squares", "reported_split")
 # Options that decide which images of a domain are trained on, and which validate
 SPLITTING = ("trial_seed", "holdout_fraction", "split_by_photograph", "group_column")
 
@@ -329,8 +327,8 @@ DEFAULTS: Arguments = vars(RunOptions())
 _FURTHER: Mapping[str, Role] = {
     **dict.fromkeys(("filled_in", "format", "versions"), ONCE),
     # `data` is their digest
-    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes"), ONCE),
-    **dict.fromkeys(DATA_FACTS, ONCE),
+    **dict.fromkeys(("domains", "domain_facts", "domain_digests", "split_sizes", "reported_split"), ONCE),
+    **dict.fromkeys(("most_frequent_class", "most_frequent", "classes_present", "group_squares"), ONCE),
     **dict.fromkeys(("data", "weights_sha256", "mixed_precision"), MEASURED),
     "processes": NO_EFFECT | MEASURED,  # but for `run_identity.depends_on_processes`
     **dict.fromkeys(("average_method", "average_of"), IDENTITY | ONCE),  # see tools/average.py
