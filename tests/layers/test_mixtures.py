@@ -3,7 +3,6 @@
 import pytest
 import torch
 from timm.layers import Mlp
-from timm.models.metaformer import StarReLU
 
 from tests.references.weighted_experts import weighted_experts
 from timm_moe_dg.layers import GeoMoeMlp, MoeMlp
@@ -21,13 +20,6 @@ def make_layer(**kwargs) -> MoeMlp:
 
 def images(batch: int = 3, length: int = 5) -> torch.Tensor:
     return torch.randn(batch, length, 8, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("normalize", [None, False])
-def test_one_expert_with_top_1_is_the_dense_feed_forward(normalize):
-    dense = Mlp(8, 16)
-    layer = MoeMlp.from_dense(dense, num_experts=1, top_k=1, normalize_weights=normalize)
-    torch.testing.assert_close(layer.eval()(images()), dense.eval()(images()), rtol=1e-6, atol=1e-6)
 
 
 def test_with_top_1_the_output_is_scaled_by_the_probability():
@@ -59,26 +51,6 @@ def test_double_precision_gradients_equal_finite_differences():
     layer = make_layer(router_noise=0.0).double().eval()
     x = images().double().reshape(-1, 8)[:4].requires_grad_()
     assert torch.autograd.gradcheck(layer, (x,))
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        torch.nn.GELU(approximate="tanh"),
-        StarReLU(scale_value=0.7, bias_value=-0.3),
-        torch.nn.LeakyReLU(0.4),
-        torch.nn.PReLU(init=0.6),
-    ],
-    ids=lambda act: type(act).__name__,
-)
-def test_arguments_and_learned_values_of_an_activation_come_along(act):
-    dense = Mlp(8, 16, norm_layer=torch.nn.LayerNorm).eval()
-    dense.act = act
-    for parameter in dense.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    layer = MoeMlp.from_dense(dense, num_experts=4, top_k=2)
-    torch.testing.assert_close(layer(images()), dense(images()), rtol=1e-5, atol=1e-5)
-    assert not {id(parameter) for parameter in layer.parameters()} & {id(parameter) for parameter in dense.parameters()}
 
 
 def test_dropout_frozen_parameters_and_the_mode_come_along():
