@@ -40,7 +40,6 @@ EXACT = {"rtol": 0, "atol": 1e-10}
 
 @pytest.fixture(params=FORMS, name="dense")
 def _dense(request):
-    torch.manual_seed(0)
     dense = copy.deepcopy(FORMS[request.param]).double().eval()
     for parameter in dense.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -121,7 +120,6 @@ def test_narrow_experts_equal_the_dense_source_on_average(dense, num_experts, wi
 
 @pytest.mark.parametrize("make", [Mlp, SwiGLU])
 def test_a_share_of_the_units_is_drawn_again_with_mean_and_deviation_of_what_was_there(make):
-    torch.manual_seed(0)
     dense = make(64, 128)
     for parameter in dense.parameters():
         nn.init.normal_(parameter, mean=0.3, std=0.1)
@@ -147,7 +145,6 @@ def test_a_share_of_the_units_is_drawn_again_with_mean_and_deviation_of_what_was
 
 
 def test_upcycled_networks_equal_their_source_or_warn(recwarn):
-    torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
     dense = timm.create_model("deit_tiny_patch16_224", **SIZES).eval()
     expected = dense(images)

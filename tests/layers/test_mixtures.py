@@ -64,23 +64,12 @@ def test_dropout_frozen_parameters_and_the_mode_come_along():
     assert not MoeMlp.from_dense(dense.eval()).training
 
 
-def make_geo_layer(**kwargs) -> GeoMoeMlp:
-    torch.manual_seed(0)
-    layer = GeoMoeMlp(8, 16, context_features=12, num_experts=5, **kwargs)
+def test_without_a_shared_expert_a_forced_one_answers_for_every_image():
+    layer = GeoMoeMlp(8, 16, context_features=12, num_experts=5, shared_expert=False).eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return layer.eval()
-
-
-def geo_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    x, context = torch.randn(6, 4, 8), torch.randn(6, 12)
     present = torch.tensor([True, False, True, True, False, True])
-    return torch.randn(6, 4, 8, generator=generator), torch.randn(6, 12, generator=generator), present
-
-
-def test_without_a_shared_expert_a_forced_one_answers_for_every_image():
-    layer = make_geo_layer(shared_expert=False)
-    x, context, present = geo_batch()
     layer.set_expert_mode(2)
     alone = weighted_experts(layer.experts, "gelu", None, x, torch.full((6, 1), 2), torch.ones(6, 1))
     torch.testing.assert_close(layer(x, context, present).double(), alone, rtol=1e-5, atol=1e-5)

@@ -225,7 +225,6 @@ def test_an_index_does_not_hinder_starting_a_model_without_one(tmp_path):
 @pytest.fixture(scope="module")
 def shared_and_dense():
     """MoGE in shared mode and the dense model whose feed-forwards are its shared experts."""
-    torch.manual_seed(0)
     dense = randomize(COORDINATES.small_dense(reg_tokens=2)).eval()
     model = randomize(upcycled(COORDINATES, dense, reg_tokens=2)).eval()
     weights = {key.replace(".mlp.shared.", ".mlp."): value for key, value in model.state_dict().items()}
