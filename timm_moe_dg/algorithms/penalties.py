@@ -41,7 +41,12 @@ def coral_distance(x: Tensor, y: Tensor) -> Tensor:
     _check_samples("CORAL", x)
     _check_samples("CORAL", y)
     means = (x.mean(0) - y.mean(0)).square().mean()
-    return means + (torch.cov(x.T) - torch.cov(y.T)).square().mean()
+    return means + (_covariance(x) - _covariance(y)).square().mean()
+
+
+def _covariance(x: Tensor) -> Tensor:
+    centered = x - x.mean(0)  # not torch.cov, which waits for the device
+    return centered.T @ centered / (len(x) - 1)
 
 
 def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> Tensor:
