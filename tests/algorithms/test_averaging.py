@@ -63,7 +63,6 @@ def test_moving_average_from_a_step_on(start, expected):
 @pytest.mark.parametrize("name", AVERAGING)
 @pytest.mark.parametrize("model", ["gmoe_tiny_patch16", "moge_tiny"])
 def test_a_mixture_is_averaged_after_training_forwards_routers_included(name, model):
-    torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "moe_layers": (1,)}
     network = timm.create_model(model, num_classes=2, num_experts=3, **size).train()
     average = AVERAGING[name](network, {"sma_start_iter": 1, "swad_n_converge": 2})

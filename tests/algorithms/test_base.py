@@ -52,10 +52,6 @@ CASES = [
 ]
 
 
-def test_every_method_has_a_reference():
-    assert REFERENCES.keys() == ALGORITHMS.keys()
-
-
 @pytest.mark.parametrize(("method", "name", "steps", "options"), CASES)
 def test_steps_end_where_the_published_rule_ends(method, name, steps, options):
     drawn, hparams = options.get("drawn"), {key: value for key, value in options.items() if key != "drawn"}

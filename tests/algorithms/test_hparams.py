@@ -150,8 +150,3 @@ def test_a_hyper_parameter_outside_its_range_is_refused(method, name, value):
         AVERAGING[method](net, given) if method in AVERAGING else ALGORITHMS[method](
             Setup(net, 3, CLASSES, hparams=given)
         )
-
-
-@pytest.mark.parametrize("method", [*ALGORITHMS.values(), *AVERAGING.values()])
-def test_defaults_are_in_their_ranges(method):
-    assert all(allowed.contains(method.HPARAMS[name]) for name, allowed in method.RANGES.items())

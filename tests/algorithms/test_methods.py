@@ -144,19 +144,6 @@ def test_group_dro_raises_weights_with_risks_and_leaves_the_proportions_of_other
     torch.testing.assert_close(losses["worst_risk"], risks.max())
 
 
-@pytest.mark.parametrize("anneal", [0, 2])
-def test_v_rex_weighs_the_variance_by_1_and_from_its_step_on_by_lambda_with_a_fresh_optimizer(anneal):
-    net = network("mlp")
-    algorithm, context = build("VREx", net, vrex_lambda=7.0, vrex_penalty_anneal_iters=anneal)
-    for step in range(4):
-        batches = minibatches("mlp", step)
-        risks, weight = risks_of(net, batches), 7.0 if step >= anneal else 1.0
-        losses = algorithm.update(context, batches)
-        torch.testing.assert_close(losses["loss"], risks.mean() + weight * risks.var(correction=0))
-        counted = {int(state["step"]) for state in context.optimizer.state.values()}
-        assert counted == {step + 1 - (anneal if step >= anneal else 0)}
-
-
 @pytest.mark.parametrize("name", ["adam", "lamb", "adan"])
 def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(name):
     net = network("mlp")

@@ -19,11 +19,3 @@ def test_logits_of_an_image_are_the_same_alone_in_a_batch_and_in_any_order(case)
     permuted = model(*(column[order] for column in inputs))
     torch.testing.assert_close(alone, together, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(permuted, together[order], rtol=0, atol=TOLERANCE)
-
-
-@torch.no_grad()
-def test_many_copies_of_one_image_crowd_nobody_out(case):
-    # With a capacity that also held in evaluation, these would all want the same experts
-    model, inputs = randomize(case.small()).eval(), case.inputs(2)
-    crowd = tuple(torch.cat([column[:1].expand(15, *column.shape[1:]), column[1:]]) for column in inputs)
-    torch.testing.assert_close(model(*crowd)[-1:], model(*inputs)[-1:], rtol=0, atol=TOLERANCE)

@@ -14,7 +14,6 @@ PLACES = torch.tensor([[10.0, 50.0], [-120.0, 30.0], [float("nan"), 0.0]])
 
 
 def test_the_location_joins_the_feature_before_two_layers() -> None:
-    torch.manual_seed(0)
     model, images = timm.create_model("erm_le_tiny_patch16", **SIZES).eval(), torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         features = model.forward_features(images)[:, 0]

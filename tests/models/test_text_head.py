@@ -44,7 +44,6 @@ def text_file(path, classes=CLASSES, width=WIDTH, **scale):
 def form(request, tmp_path):
     """A network with a text head, and the name of its saved form."""
     options, width, saved_as = FORMS[request.param]
-    torch.manual_seed(0)
     network = timm.create_model(**options, **SMALL).eval()
     use_text_head(network, text_file(tmp_path / "texts.safetensors", width=width), CLASSES)
     return network, saved_as
@@ -57,7 +56,6 @@ def saved(network, folder, classes=CLASSES):
 
 @torch.no_grad()
 def test_logits_are_scaled_cosines():
-    torch.manual_seed(0)
     head = TextHead(3, 5, in_features=4).double()
     features = torch.randn(7, 4, dtype=torch.float64)
     projected = features @ head.projection.weight.T + head.projection.bias

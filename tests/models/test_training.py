@@ -91,9 +91,12 @@ def test_gradient_checkpointing_computes_every_block_again_in_the_backward_pass(
     assert again == ([0, 1, 2, 3] if checkpointing else [])
 
 
+TIMMS_RATES = ("drop", "pos_drop", "patch_drop", "proj_drop", "attn_drop", "drop_path")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "chance", [{"expert_drop": 0.5}, {"router_noise": 5.0}], ids=["expert dropout", "router noise"]
+    "chance", [{"expert_drop": 0.5}, {"router_noise": 5.0}, *({f"{rate}_rate": 0.5} for rate in TIMMS_RATES)], ids=str
 )
 def test_dropout_and_noise_act_in_training_only(family, chance):
     model, inputs = randomize(family.small(**{**family.without_chance, **chance})), family.inputs()

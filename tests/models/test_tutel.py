@@ -14,11 +14,6 @@ CASES = [BY_NAME["gmoe_tiny_patch16"], BY_NAME["sfmoe_small"]]  # cosine and lin
 FORMS = ["plain", "prefixed", "wrapped"]
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def released_layer(layer: torch.nn.Module, bias_axis: bool) -> dict[str, torch.Tensor]:
     """One mixture layer as the released code stores it."""
     experts, router = layer.experts, layer.router

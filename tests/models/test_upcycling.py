@@ -32,7 +32,6 @@ LARGE = ("Mlp of channels", "NormMlp", "StarReLU")  # those that cannot be built
 
 @pytest.fixture(params=[pytest.param(form, marks=pytest.mark.slow if form in LARGE else ()) for form in BACKBONES])
 def backbone(request) -> Backbone:
-    torch.manual_seed(0)
     return BACKBONES[request.param]
 
 
@@ -287,7 +286,6 @@ KNOWN = ~PLACES.isnan().any(dim=1)
 
 @pytest.fixture(params=PLAIN)
 def name(request) -> str:
-    torch.manual_seed(0)
     return request.param
 
 

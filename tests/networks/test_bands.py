@@ -17,7 +17,6 @@ GMOE = {"patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "moe_layer
 @pytest.fixture(scope="module", params=["gmoe_tiny_patch16", "resnet18"])
 def rgb(request, tmp_path_factory):
     """A network of RGB images, its weights in a file, and the arguments that build it again."""
-    torch.manual_seed(0)
     is_vit = request.param != "resnet18"
     options = {"img_size": 32 if is_vit else None, "model_kwargs": GMOE if is_vit else {}}
     path = tmp_path_factory.mktemp("rgb") / "rgb.pth"

@@ -72,13 +72,10 @@ def test_resnets_have_stochastic_depth_only_when_asked_for(model):
     assert max(rates(drop_path=0.2)) == pytest.approx(0.2)
 
 
-def test_same_classes_keep_the_classifier(dense, dense_file):
-    network = build_network(DENSE, 10, initial_checkpoint=dense_file, img_size=32, model_kwargs=SMALL).eval()
-    torch.testing.assert_close(network(images()), dense(images()), rtol=0, atol=0)
-
-
-def test_other_classes_get_a_new_classifier_and_keep_the_rest(dense, dense_file):
-    network = build_network(DENSE, 4, initial_checkpoint=dense_file, img_size=32, model_kwargs=SMALL).eval()
+def test_the_same_classes_keep_the_classifier_and_others_get_a_new_one(dense, dense_file):
+    options = {"initial_checkpoint": dense_file, "img_size": 32, "model_kwargs": SMALL}
+    kept, network = (build_network(DENSE, number, **options).eval() for number in (10, 4))
+    torch.testing.assert_close(kept(images()), dense(images()), rtol=0, atol=0)
     assert network(images()).shape == (3, 4)
     torch.testing.assert_close(network.forward_features(images()), dense.forward_features(images()), rtol=0, atol=0)
 
@@ -163,9 +160,16 @@ def test_saved_folder_reloads_with_its_classes_and_its_preprocessing(name, tmp_p
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["config.json", "model.safetensors"]
     reloaded = timm.create_model(f"local-dir:{tmp_path / 'best'}", pretrained=True).eval()
     torch.testing.assert_close(reloaded(images()), network(images()), rtol=0, atol=0)
-    assert json.loads((tmp_path / "best" / "config.json").read_text())["label_names"] == list("abcd")
+    assert load_file(tmp_path / "best" / "model.safetensors").keys() == network.state_dict().keys()
 
-    source = f"local-dir:{tmp_path / 'best'}"
+    source, saved = f"local-dir:{tmp_path / 'best'}", json.loads((tmp_path / "best" / "config.json").read_text())
+    assert saved["label_names"] == list("abcd")
+    assert saved["num_classes"] == saved["pretrained_cfg"]["num_classes"] == 4
+    assert "num_classes" not in saved["model_args"]
+    assert saved["model_args"].get("num_experts") == (MIXTURE["num_experts"] if name == GMOE else None)
+    assert read_config(tmp_path / "best" / "config.json") == saved_config(source) == saved
+    assert saved_config(name) == {}
+
     same, other = (build_network(source, number, pretrained=True).eval() for number in (4, 5))
     torch.testing.assert_close(same(images()), network(images()), rtol=0, atol=0)
     torch.testing.assert_close(other.forward_features(images()), network.forward_features(images()), rtol=0, atol=0)
@@ -175,19 +179,6 @@ def test_saved_folder_reloads_with_its_classes_and_its_preprocessing(name, tmp_p
     ours = evaluation_transform(config["input_size"][1:], config["mean"], config["std"])(photograph)
     theirs = create_transform(**timm.data.resolve_model_data_config(reloaded), is_training=False)(photograph)
     torch.testing.assert_close(ours, theirs)
-
-
-def test_a_saved_folder_holds_every_weight_and_the_number_of_classes_once(tmp_path):
-    network = build_network(GMOE, 4, img_size=32, model_kwargs=MIXTURE)
-    save_network(network, tmp_path, classes=list("abcd"), config=data_config(network, 32))
-    assert load_file(tmp_path / "model.safetensors").keys() == network.state_dict().keys()
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["num_classes"] == config["pretrained_cfg"]["num_classes"] == 4
-    assert "num_classes" not in config["model_args"]
-    assert config["model_args"]["num_experts"] == MIXTURE["num_experts"]
-    assert config["label_names"] == list("abcd")
-    assert read_config(tmp_path / "config.json") == saved_config(f"local-dir:{tmp_path}") == config
-    assert saved_config(GMOE) == {}
 
 
 def test_a_network_with_channels_last_answers_alike_and_saves_the_same_file(tmp_path):

@@ -11,7 +11,6 @@ from torch.optim import Adam
 
 from .base import ForwardPass, Minibatches, Setup, StepContext, classifier_of, detached, tap_features
 from .hparams import SHARE, log_uniform
-from .penalties import class_balanced_cross_entropy, input_gradient_penalty
 from .risks import Counting
 
 
@@ -145,7 +144,8 @@ class Adversarial(Counting):
         loss = self.discriminator_loss(context, logits, domains, out.targets)
         if self.hparams["grad_penalty"]:
             summed = F.cross_entropy(logits, domains, reduction="sum")
-            loss = loss + self.hparams["grad_penalty"] * input_gradient_penalty(summed, inputs)
+            (gradient,) = torch.autograd.grad(summed, inputs, create_graph=True)
+            loss = loss + self.hparams["grad_penalty"] * gradient.square().sum(1).mean()
         return loss
 
     def get_extra_state(self) -> list[dict[str, Tensor]]:
@@ -182,7 +182,8 @@ class CDANN(Adversarial):
         """Class-balanced cross-entropy, by the classes of all processes."""
         # `bincount` would wait for the device
         counts = context.mean_weight(torch.eye(self.num_classes, device=targets.device), targets)
-        return class_balanced_cross_entropy(logits, domains, targets, counts)
+        losses = F.cross_entropy(logits, domains, reduction="none")
+        return (losses / (counts[targets] * self.num_classes)).sum()
 
 
 def discriminator(in_features: int, out_features: int, *, width: int, depth: int, dropout: float) -> nn.Sequential:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..errors import ArgumentError, ProtocolError
 from ..layers import LossWeights, after_step
+from ..layers.parameters import upcast
 from ..layers.text_head import TextHead
 from ..losses import reported_losses
 from .hparams import Distribution, Tunable
@@ -83,11 +84,6 @@ class ForwardPass:
     def scalars(self, objective: Tensor, **parts: Tensor) -> dict[str, Tensor]:
         """Returns "loss", the objective plus the losses of the model, then the parts of both."""
         return {"loss": objective + self.model_loss, **parts, **self.parts}
-
-
-def full_precision(values: Tensor) -> Tensor:
-    """Converts half-precision values, as autocast returns them, to float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def detached(scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -243,7 +239,7 @@ class Algorithm(Tunable, ABC):
     def forward_domains(self, model: nn.Module, minibatches: Minibatches) -> ForwardPass:
         """Runs the model once on the images of all given minibatches together."""
         images, targets, *metadata = (torch.cat(column) for column in zip(*minibatches, strict=True))
-        logits = full_precision(model(images, *metadata))
+        logits = upcast(model(images, *metadata))  # from the type of autocast
         sizes = [len(minibatch[1]) for minibatch in minibatches]
         losses = reported_losses(model, targets, self.loss_weights, sizes)
         model_loss = reduce(add, (loss.weight * loss.value for loss in losses.values()))
@@ -288,7 +284,7 @@ class Tap:
         if self._stored is None:
             raise ArgumentError.of("model", None, "no forward pass in training mode went through the tapped module")
         stored, self._stored = self._stored, None
-        return full_precision(stored)
+        return upcast(stored)
 
 
 def classifier_of(network: nn.Module, method: str) -> nn.Linear:

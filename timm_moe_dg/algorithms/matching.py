@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .base import Algorithm, Minibatches, Setup, StepContext, classifier_of, mean_scalars, tap_features
 from .hparams import SHARE, log_uniform
-from .penalties import classifier_gradient_variance, coral_distance, fishr_penalty, mmd_distance
+from .penalties import classifier_gradient_variance, coral_distance, mmd_distance
 from .risks import Annealed
 
 
@@ -106,6 +106,7 @@ class Fishr(Annealed):
         present = self.present_rows(context)
         smooth = ema * self.variances[present] + (1 - ema) * context.mean_keeping_gradient(new)
         self.variances[present] = smooth.detach().to(self.variances.dtype)
-        task_loss, penalty = F.cross_entropy(out.logits, out.targets), fishr_penalty(smooth / (1 - ema))
+        smooth = smooth / (1 - ema)
+        task_loss, penalty = F.cross_entropy(out.logits, out.targets), (smooth - smooth.mean(0)).square().mean()
         weight = self.hparams["lambda"] if self.annealed else 0.0
         return out.scalars(task_loss + weight * penalty, task_loss=task_loss, penalty=penalty)

@@ -32,11 +32,6 @@ def irm_penalty(logits: Tensor, targets: Tensor) -> Tensor:
     return even * odd
 
 
-def vrex_penalty(risks: Tensor) -> Tensor:
-    """(M,) risks -> their variance, divided by M (Krueger et al., 2021)."""
-    return risks.var(correction=0)
-
-
 def coral_distance(x: Tensor, y: Tensor) -> Tensor:
     """Mean squared difference of the means plus mean squared difference of the covariances (Sun and Saenko, 2016).
 
@@ -50,7 +45,7 @@ def coral_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _covariance(x: Tensor) -> Tensor:
-    centered = x - x.mean(0)
+    centered = x - x.mean(0)  # not torch.cov, which waits for the device
     return centered.T @ centered / (len(x) - 1)
 
 
@@ -67,16 +62,6 @@ def mmd_distance(x: Tensor, y: Tensor, gammas: Sequence[float] = MMD_GAMMAS) -> 
         return torch.stack([torch.exp(-gamma * squares).mean() for gamma in gammas]).sum()
 
     return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
-
-
-def group_weights(weights: Tensor, risks: Tensor, eta: float) -> Tensor:
-    """Updates domain weights by one step of exponentiated gradient ascent (Sagawa et al., 2020, algorithm 1).
-
-    Positive weights (M,) of any sum and risks (M,) give weights (M,) with sum 1, without a gradient into the risks.
-    `eta` is the step size.
-    """
-    weights = weights * torch.exp(eta * risks.detach())
-    return weights / weights.sum()
 
 
 def classifier_gradient_variance(features: Tensor, logits: Tensor, targets: Tensor, bias: bool = True) -> Tensor:
@@ -98,11 +83,6 @@ def classifier_gradient_variance(features: Tensor, logits: Tensor, targets: Tens
     return torch.cat([variance[:, :-1].flatten(), variance[:, -1]])
 
 
-def fishr_penalty(variances: Tensor) -> Tensor:
-    """(M, P) gradient variances -> mean over domains and parameters of (variance - mean over domains)^2 (Fishr)."""
-    return (variances - variances.mean(0)).square().mean()
-
-
 def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Risk distribution matching: the worst domain's risks against those of all domains (Nguyen et al., 2024).
 
@@ -120,35 +100,6 @@ def rdm_penalties(risks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     everywhere = torch.cat(list(risks))
     matching = mmd_distance(worst.unsqueeze(1), everywhere.unsqueeze(1), RDM_GAMMAS)
     return matching, everywhere.var() + worst.var()
-
-
-def class_balanced_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor, counts: Tensor) -> Tensor:
-    """Cross-entropy of domains with the same weight for every class of images (CDANN).
-
-    For logits (B, M), domain indices (B,) and class indices (B,), this is the sum over samples of the cross-entropy,
-    divided by C times the number of images of its class. `counts` (C,) has these numbers, 0 for absent classes.
-    """
-    return (F.cross_entropy(logits, targets, reduction="none") / (counts[classes] * len(counts))).sum()
-
-
-def input_gradient_penalty(loss: Tensor, inputs: Tensor) -> Tensor:
-    """Summed loss and its inputs (B, D) -> mean over samples of the squared norm of the gradient."""
-    (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
-    return gradient.square().sum(1).mean()
-
-
-def spectral_decoupling(logits: Tensor) -> Tensor:
-    """(B, C) logits -> mean of their squares (Pezeshki et al., 2021)."""
-    return logits.square().mean()
-
-
-def feature_divergence(features: Tensor, reference: Tensor, variance: Tensor) -> Tensor:
-    """Divergence of features from a frozen network's: mean of ((f - f0)^2 / v + log v) / 2 (Cha et al., 2022).
-
-    The reference f0 has the shape of f, and the positive variance v is broadcast to it. The value is the Gaussian
-    negative log-likelihood without its constant.
-    """
-    return ((features - reference).square() / variance + variance.log()).mean() / 2
 
 
 def _check_samples(method: str, values: Tensor) -> None:

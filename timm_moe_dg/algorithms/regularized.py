@@ -22,7 +22,6 @@ from .base import (
     mean_scalars,
 )
 from .hparams import POSITIVE, log_uniform
-from .penalties import feature_divergence, spectral_decoupling
 
 SMALLEST, FIRST = 1e-5, 0.1  # lower bound and initial value of MIRO's variances
 
@@ -73,7 +72,7 @@ class SD(Algorithm):
     def objective(self, context: StepContext, minibatches: Minibatches) -> dict[str, Tensor]:
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
-        task_loss, penalty = F.cross_entropy(out.logits, out.targets), spectral_decoupling(out.logits)
+        task_loss, penalty = F.cross_entropy(out.logits, out.targets), out.logits.square().mean()
         return out.scalars(task_loss + self.hparams["sd_reg"] * penalty, task_loss=task_loss, penalty=penalty)
 
 
@@ -133,7 +132,8 @@ def _tap_blocks(network: nn.Module, *, frozen: bool = False) -> tuple[list[int],
 
 
 def _divergence(features: Tensor, reference: Tensor, b: Tensor) -> Tensor:
+    """The Gaussian negative log-likelihood of features, without its constant."""
     variance = F.softplus(b) + SMALLEST
     if features.ndim == 4 and features.shape[1] == len(b):  # (B, C, H, W) of a convolutional network
         variance = variance[:, None, None]
-    return feature_divergence(features, reference, variance)
+    return ((features - reference).square() / variance + variance.log()).mean() / 2

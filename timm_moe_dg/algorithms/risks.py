@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .base import Algorithm, Minibatches, Setup, StepContext
 from .hparams import log_uniform
-from .penalties import group_weights, irm_penalty, rdm_penalties, vrex_penalty
+from .penalties import irm_penalty, rdm_penalties
 
 
 class GroupDRO(Algorithm):
@@ -41,7 +41,8 @@ class GroupDRO(Algorithm):
         present = self.present_rows(context)
         all_risks = torch.zeros_like(self.weights, dtype=risks.dtype)
         all_risks[present] = risks.detach()
-        self.weights.copy_(group_weights(self.weights, all_risks, self.hparams["groupdro_eta"]))
+        weights = self.weights * torch.exp(self.hparams["groupdro_eta"] * all_risks)
+        self.weights.copy_(weights / weights.sum())
         objective = (self.weights[present] * risks).sum() * (self.num_domains / len(risks))
         return out.scalars(objective, task_loss=objective, worst_risk=risks.max())
 
@@ -133,7 +134,7 @@ class VREx(Annealed):
         """Returns "loss" and its parts "task_loss", "penalty" and those of the model."""
         out = self.forward_domains(context.model, minibatches)
         risks = context.mean_keeping_gradient(out.risks())
-        task_loss, penalty = risks.mean(), vrex_penalty(risks)
+        task_loss, penalty = risks.mean(), risks.var(correction=0)
         weight = self.hparams["vrex_lambda"] if self.annealed else 1.0
         return out.scalars(task_loss + weight * penalty, task_loss=task_loss, penalty=penalty)
 

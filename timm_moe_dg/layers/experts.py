@@ -218,9 +218,6 @@ class StackedExperts(nn.Module):
         outputs = grouped_linear(hidden.to(dtype), weight2, bias2, counts).view_as(rows)
         return assignments.combine(outputs, weights).view(x.shape)
 
-    def _between(self, features: Tensor) -> Tensor:
-        return self.norm(self.drop(self.act(features)))
-
     def _computing_dtype(self, x: Tensor) -> torch.dtype:
         device = x.device.type
         # Autocast leaves float64 alone
@@ -235,7 +232,8 @@ class StackedExperts(nn.Module):
         for expert in range(self.num_experts):
             entries = (expert_indices == expert).nonzero()
             items, choice = entries[:, 0], entries[:, 1]
-            outputs = _linear(self._between(_linear(x[items], first, expert)), second, expert)
+            hidden = self.norm(self.drop(self.act(_linear(x[items], first, expert))))
+            outputs = _linear(hidden, second, expert)
             weights = combine_weights[items, choice].to(outputs.dtype).view([-1] + [1] * (x.dim() - 1))
             combined = combined.index_add(0, items, (outputs * weights).to(combined.dtype))
         return combined

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .parameters import without_autocast
+from .parameters import upcast, without_autocast
 
 
 class RouterOutput(NamedTuple):
@@ -191,7 +191,7 @@ def cka_diversity_loss(outputs: Tensor) -> Tensor:
     experts are equal, as after upcycling without perturbation, the loss has its maximum 1 and a gradient of zero.
     """
     with without_autocast(outputs.device.type):
-        outputs_ETD = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        outputs_ETD = upcast(outputs)
         centered_ETD = outputs_ETD - outputs_ETD.mean(dim=1, keepdim=True)
         # |H_i' H_j|^2 = <H_i H_i', H_j H_j'>: cosines of the flattened T x T inner products, P = T * T
         grams_EP = (centered_ETD @ centered_ETD.transpose(1, 2)).flatten(1)
@@ -222,7 +222,7 @@ def supcon_invariance_loss(features: Tensor, targets: Tensor, domains: Tensor, t
     positive, negative = both_known & same_class & ~same_domain, both_known & ~same_class & same_domain
     anchors = positive.any(dim=1) & negative.any(dim=1)
     with without_autocast(features.device.type):
-        q = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+        q = F.normalize(upcast(features), dim=1)
         logits = q @ q.T / temperature
     # Rows of other samples are computed over all samples and left out. To select the anchors would wait for a device
     unused = ~anchors.unsqueeze(1)
@@ -270,10 +270,3 @@ class ReportedLoss(NamedTuple):
     value: Tensor  # scalar, not weighted
     weight: float = 1.0
     over_modules: str = "sum"  # the value for a model, of those of its modules: their "sum", "mean" or "last"
-
-
-class ReportsLosses(Protocol):
-    """A module that has losses of its own."""
-
-    def training_losses(self, targets: Tensor, weights: LossWeights) -> dict[str, ReportedLoss]:
-        """Returns the losses of the last training forward, for its class indices (B,)."""

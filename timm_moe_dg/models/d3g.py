@@ -97,7 +97,6 @@ class DomainRelations(CoordinateEncoder):
         num_points: P; the points are set by `set_domains` or loaded from a checkpoint.
         beta: Weight of the fixed relation [i = d].
         query: 'domain' or 'wrap'.
-        features: Width of the vectors that are compared.
     """
 
     owners: Tensor  # domain of each point
@@ -110,7 +109,6 @@ class DomainRelations(CoordinateEncoder):
         *,
         beta: float = 0.8,
         query: str = "domain",
-        features: int = 256,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -126,12 +124,12 @@ class DomainRelations(CoordinateEncoder):
         self.allocate(num_points)
 
         def network(inputs: int) -> nn.Sequential:
-            first = UpcastLinear(inputs, features // 2, device=device, dtype=dtype)
-            return nn.Sequential(first, nn.ReLU(), UpcastLinear(features // 2, features, device=device, dtype=dtype))
+            first = UpcastLinear(inputs, 128, device=device, dtype=dtype)
+            return nn.Sequential(first, nn.ReLU(), UpcastLinear(128, 256, device=device, dtype=dtype))
 
         self.keys = network(1)
         self.queries = network(4) if query == "wrap" else None
-        self.scale = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.scale = nn.Parameter(torch.empty(256, device=device, dtype=dtype))
         nn.init.uniform_(self.scale)
 
     def reset_parameters(self) -> None:

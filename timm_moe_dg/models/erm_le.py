@@ -112,5 +112,4 @@ def _filter_fn(state_dict: dict[str, Tensor], model: LocationVisionTransformer) 
 def erm_le_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> LocationVisionTransformer:
     """DeiT-Ti/16 with coordinates, the counterpart of moge_tiny. Options are those of `LocationVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
-    model_args = {"metadata_encoder": "spherical_harmonics", "metadata_drop": 0.5, **model_args}
     return create_moe_vit(LocationVisionTransformer, "erm_le_tiny_patch16", pretrained, _filter_fn, **model_args)

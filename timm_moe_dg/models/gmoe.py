@@ -178,43 +178,38 @@ class HybridMoeVisionTransformer(MoeVisionTransformer):
         super().__init__(in_chans=in_chans, patch_size=patch_size, embed_layer=embed_layer, **kwargs, **dd)
 
 
-def _create_gmoe(variant: str, pretrained: bool, **kwargs: Any) -> MoeVisionTransformer:
-    mixture = {"moe_layers": "last_two", "num_experts": 6, "top_k": 2, "router": "cosine", "expert_drop": 0.1}
-    return create_moe_vit(MoeVisionTransformer, variant, pretrained, **{**mixture, "patch_size": 16, **kwargs})
-
-
 @register_model
 def gmoe_tiny_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """GMoE on DeiT-Ti/16 for small machines and tests, not the paper's. Options are those of `MoeVisionTransformer`."""
-    model_args = {"embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
-    return _create_gmoe("gmoe_tiny_patch16", pretrained, **model_args)
+    model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
+    return create_moe_vit(MoeVisionTransformer, "gmoe_tiny_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_small_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """GMoE-S/16, the paper's main model, on DeiT-S/16. Options are those of `MoeVisionTransformer`."""
-    model_args = {"embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
-    return _create_gmoe("gmoe_small_patch16", pretrained, **model_args)
+    model_args = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    return create_moe_vit(MoeVisionTransformer, "gmoe_small_patch16", pretrained, **model_args)
 
 
 @register_model
 def gmoe_base_patch16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """GMoE-B/16 (Table 13) on DeiT-B/16. Options are those of `MoeVisionTransformer`."""
-    model_args = {"embed_dim": 768, "depth": 12, "num_heads": 12, **kwargs}
-    return _create_gmoe("gmoe_base_patch16", pretrained, **model_args)
+    model_args = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12, **kwargs}
+    return create_moe_vit(MoeVisionTransformer, "gmoe_base_patch16", pretrained, **model_args)
 
 
 @register_model
 def sfmoe_small(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """SF-MoE on DeiT-S/16: [S, F] x 6, six experts, top-2. Options are those of `MoeVisionTransformer`."""
-    mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
-    model_args = {**mixture, "patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    model_args = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    model_args = {"moe_layers": "every_two", "router": "linear", **model_args}
     return create_moe_vit(MoeVisionTransformer, "sfmoe_small", pretrained, **model_args)
 
 
 @register_model
 def hybrid_sfmoe_r26_s16(pretrained: bool = False, **kwargs: Any) -> MoeVisionTransformer:
     """R26 stem of stride 32 (or `output_stride=16`), then SF-MoE. Options are those of `MoeVisionTransformer`."""
-    mixture = {"moe_layers": "every_two", "num_experts": 6, "top_k": 2, "router": "linear", "expert_drop": 0.1}
-    model_args = {**mixture, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    model_args = {"embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
+    model_args = {"moe_layers": "every_two", "router": "linear", **model_args}
     return create_moe_vit(HybridMoeVisionTransformer, "hybrid_sfmoe_r26_s16", pretrained, **model_args)

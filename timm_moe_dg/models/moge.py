@@ -4,6 +4,7 @@ Mixture of Geographical Experts: Disentangling Earth (Rangzan et al.).
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MetadataError
 from ..layers.compat import update_model_args
-from ..layers.encoders.coverage import Coverage, checked_radius, thin_coordinates
+from ..layers.encoders.coverage import Coverage, thin_coordinates
 from ..layers.encoders.location import CoordinateEncoder, LocationIdEmbedding
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.geo_moe_mlp import GeoMoeMlp, answers_without_metadata
@@ -134,7 +135,9 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
         `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
         needs an index, and a shared expert to fall back to.
         """
-        radius = checked_radius(radius)
+        if radius is not None and not radius >= 0.0:
+            raise MetadataError.of("coverage_radius", radius, "give a distance of 0 km or more; inf covers everything")
+        radius = None if radius is None or math.isinf(radius) else float(radius)
         coverage = self.metadata_encoder.coverage
         if radius is not None and coverage is None:
             remedy = "the model has no index of training coordinates; finetune.py --coverage-radius makes one"
@@ -182,21 +185,16 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
             return super().forward_intermediates(x, *args, **kwargs)
 
 
-def _create_moge(variant: str, pretrained: bool, **kwargs: Any) -> GeoMoeVisionTransformer:
-    mixture = {"moe_layers": "last_two", "num_experts": 6, "top_k": 3, "expert_drop": 0.0, "metadata_drop": 0.5}
-    return create_moe_vit(GeoMoeVisionTransformer, variant, pretrained, **{**mixture, **kwargs})
-
-
 @register_model
 def moge_tiny(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
     """MoGE on DeiT-Ti/16 with coordinates, the paper's FMoW model. Options are those of `GeoMoeVisionTransformer`."""
     model_args = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3, **kwargs}
-    return _create_moge("moge_tiny", pretrained, **{"metadata_encoder": "spherical_harmonics", **model_args})
+    return create_moe_vit(GeoMoeVisionTransformer, "moge_tiny", pretrained, **model_args)
 
 
 @register_model
 def moge_small_patch32_384(pretrained: bool = False, **kwargs: Any) -> GeoMoeVisionTransformer:
     """MoGE-S/32 for iWildCam's 323 location ids; the paper has 448 px. Options: those of `GeoMoeVisionTransformer`."""
     model_args = {"patch_size": 32, "embed_dim": 384, "depth": 12, "num_heads": 6, **kwargs}
-    ids = {"metadata_encoder": "location_id", "num_locations": 323}
-    return _create_moge("moge_small_patch32_384", pretrained, **{**ids, **model_args})
+    model_args = {"metadata_encoder": "location_id", **model_args}
+    return create_moe_vit(GeoMoeVisionTransformer, "moge_small_patch32_384", pretrained, **model_args)

@@ -287,15 +287,12 @@ class Ensemble(nn.Module):
     Args:
         networks: The members, in evaluation mode.
         img_size: Side of the input in pixels; None for that of each member.
-        configs: Preprocessing of each member, by default the one that it was saved with.
     """
 
-    def __init__(
-        self, networks: Sequence[Network], img_size: int | None = None, configs: Sequence[DataConfig] | None = None
-    ) -> None:
+    def __init__(self, networks: Sequence[Network], img_size: int | None = None) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
-        self.configs = configs or [data_config(network, img_size) for network in networks]
+        self.configs = [data_config(network, img_size) for network in networks]
         self.orders = [_order(network, networks[0]) for network in networks]
         self.num_classes = networks[0].num_classes
         self.pretrained_cfg = {**networks[0].pretrained_cfg, "input_size": self.configs[0]["input_size"]}

@@ -160,7 +160,7 @@ def calibration_command(model: str) -> str:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Reads a file of `finetuning.calibration.save_calibration`."""
+    """Reads a file of `storage.run_folder.save_calibration`."""
     try:
         check_regular_file(path)
         with safe_open(path, "pt") as file:

@@ -51,8 +51,8 @@ def count_macs(model: nn.Module, inputs: Sequence[Tensor]) -> int:
     return counter.get_total_flops() // 2
 
 
-def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: int = 3) -> float:
-    """Peak MiB of building and repeating some work, in a new process, for which `build` is pickled.
+def peak_memory(build: Callable[[], Step], device: str, threads: int) -> float:
+    """Peak MiB of building some work and repeating it three times, in a new process, for which `build` is pickled.
 
     The memory is allocated on a GPU, or resident beyond the imports on a CPU (on Linux alone).
     """
@@ -60,7 +60,7 @@ def peak_memory(build: Callable[[], Step], device: str, threads: int, repeats: i
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(_measure, build, device, threads, repeats).result()
+            return pool.submit(_measure, build, device, threads).result()
         except BrokenProcessPool as error:
             remedy = "the measuring process ended, perhaps for lack of memory; lower --batch-size, or add --no-memory"
             raise ProcessLostError(f"memory=True: {remedy}") from error
@@ -75,13 +75,13 @@ def keep_freed_memory() -> None:
         mallopt(mmap_max, 0)
 
 
-def _measure(build: Callable[[], Step], device: str, threads: int, repeats: int) -> float:
+def _measure(build: Callable[[], Step], device: str, threads: int) -> float:
     torch.set_num_threads(threads)
     torch.randn(512, 512).mm(torch.randn(512, 512))  # allocates the matrix library's buffers
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak so far
     before = _resident_peak()
     step = build()
-    for _ in range(repeats):
+    for _ in range(3):
         step()
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
@@ -93,15 +93,14 @@ def _resident_peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def seconds_of(step: Step, device: str | torch.device = "cpu", repeats: int = 1) -> float:
-    """Seconds that one call takes: the mean over `repeats` calls, until the device has finished."""
+def seconds_of(step: Step, device: str | torch.device) -> float:
+    """Seconds that one call takes, until the device has finished."""
     start = time.perf_counter()
-    for _ in range(repeats):
-        step()
+    step()
     # Only CPU work is finished when the call returns
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize()
-    return (time.perf_counter() - start) / repeats
+    return time.perf_counter() - start
 
 
 def interleaved(measures: Mapping[Key, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[Key, list[float]]:

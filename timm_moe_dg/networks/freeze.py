@@ -97,8 +97,9 @@ def freeze_trunk(network: Network, freeze: str) -> None:
 
 def train_routers_only(network: nn.Module) -> None:
     """Freezes everything but the routers, the classifier included."""
+    routers = routers_of(network, "freeze", "all-but-routers")
     network.requires_grad_(False)
-    for router in routers_of(network, "freeze", "all-but-routers"):
+    for router in routers:
         router.requires_grad_(True)
 
 

@@ -23,7 +23,7 @@ class Coverage(nn.Module):
 
     Args:
         num_points: P; the points are set by `hold` or loaded from a checkpoint.
-        radius: Largest great-circle distance to the nearest point, km, at least 0; None covers everything.
+        radius: Largest great-circle distance to the nearest point, km; None covers everything.
     """
 
     points: Tensor
@@ -32,7 +32,7 @@ class Coverage(nn.Module):
         super().__init__()
         # Millionths of a degree as integers, which module.half() does not round
         self.register_buffer("points", torch.zeros(num_points, 2, dtype=torch.int32, device=device))
-        self.radius = checked_radius(radius)
+        self.radius = radius
 
     def hold(self, points: Tensor) -> Self:
         """Sets the points to (P, 2) longitude, latitude in degrees."""
@@ -102,13 +102,6 @@ def cell_centers(lonlat: Tensor, size: float) -> Tensor:
     column = ((lonlat[:, 0] + 180.0) / 360.0 * across).floor().remainder(across)
     cells = torch.stack([(column + 0.5) * 360.0 / across - 180.0, south + height / 2.0], dim=1)
     return cells.unique(dim=0)
-
-
-def checked_radius(radius: float | None) -> float | None:
-    """Validates a radius in km. An infinite one becomes None, no bound."""
-    if radius is not None and not radius >= 0.0:
-        raise MetadataError.of("coverage_radius", radius, "give a distance of 0 km or more; inf covers everything")
-    return None if radius is None or math.isinf(radius) else float(radius)
 
 
 def _unit_vectors(lonlat: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from ...errors import MetadataError
 from ..parameters import OwnParameters, UpcastLinear
 
-NORMS = ("orthonormal", "satclip")
-
 
 def spherical_harmonics(lonlat: Tensor, degrees: int, norm: str = "orthonormal") -> Tensor:
     """Real spherical harmonics of (B, 2) longitude and latitude in degrees -> (B, L * L) float64, L = `degrees`.
@@ -104,10 +102,6 @@ class LocationEncoder(CoordinateEncoder):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise MetadataError.of("norm", norm, f"choose one of {NORMS}")
-        if degrees < 1:
-            raise MetadataError.of("degrees", degrees, "give at least one degree")
         self.out_features = out_features
         self.degrees = degrees
         self.norm = norm

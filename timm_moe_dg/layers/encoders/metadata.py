@@ -26,17 +26,16 @@ class MetadataEncoder(nn.Module):
         encoder: Maps metadata to (B, R). Two methods are optional: `present(metadata) -> (B,) bool` tells the samples
             with metadata (default: those without NaN), and `check(metadata)` raises an error on invalid metadata.
         out_features: R; None reads `encoder.out_features`.
-        coverage: In evaluation, samples outside of it are treated as without metadata.
     """
 
-    def __init__(self, encoder: nn.Module, out_features: int | None = None, coverage: Coverage | None = None) -> None:
+    def __init__(self, encoder: nn.Module, out_features: int | None = None) -> None:
         super().__init__()
         out_features = out_features or getattr(encoder, "out_features", None)
         if out_features is None:
             raise MetadataError.of("metadata_features", None, "give the encoder's width or an attribute out_features")
         self.encoder: Any = encoder  # Any: mypy knows no optional methods
         self.out_features = out_features
-        self.coverage = coverage
+        self.coverage: Coverage | None = None  # outside of it, samples are treated as without metadata, in evaluation
 
     def forward(self, x: Tensor, metadata: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encodes metadata (B, ...) of images (B, ...): the embedding (B, R), and (B,) bool, True where it exists.
