@@ -24,7 +24,7 @@ from timm_moe_dg.layers.encoders.pretrained import load_geoclip, load_satclip
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.trained import load_trained
 
-INSTALLED = importlib.util.find_spec("geoclip") is not None
+INSTALLED = all(map(importlib.util.find_spec, ("geoclip", "transformers")))
 SIZES = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 3}
 NETWORKS = {
     "moge_tiny": SIZES,
