@@ -11,13 +11,9 @@ PLACES = {"Africa": (20, 5), "Europe": (10, 50), "Asia": (100, 30)}
 SPLITS = {"Africa": ("train", "id_val", "id_test"), "Europe": ("train", "id_val", "id_test"), "Asia": ("ood_test",)}
 
 
-def write_tiff(path: Path, values: np.ndarray, layout: str = "planes") -> None:
-    """Writes (bands, height, width) values: as planes of one page, interleaved in one page, or a page for each."""
-    if layout == "interleaved":
-        tifffile.imwrite(path, values.transpose(1, 2, 0), photometric="minisblack", planarconfig="contig")
-    else:
-        planar = "separate" if layout == "planes" else None
-        tifffile.imwrite(path, values, photometric="minisblack", planarconfig=planar)
+def write_tiff(path: Path, values: np.ndarray) -> None:
+    """Writes (bands, height, width) values as planes of one page."""
+    tifffile.imwrite(path, values, photometric="minisblack", planarconfig="separate")
 
 
 def band_folder(folder: Path, bands: int = 5, dtype: DTypeLike = np.uint16, images: int = 4, side: int = 16) -> Path:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from timm_moe_dg.data import Benchmark, Domain, get_benchmark
 from timm_moe_dg.data.inspection import digest, fingerprint
+from timm_moe_dg.errors import ImageReadError
 
 CLASSES = tuple(f"class_{index}" for index in range(7))
 
@@ -81,6 +82,15 @@ def read_few(patch: pytest.MonkeyPatch, step: int) -> None:
         return [domain.without({*range(len(domain))} - {*range(0, len(domain), step)}) for domain in domains]
 
     patch.setattr(Benchmark, "read", partialmethod(few, Benchmark.read))
+
+
+class Toy(Domain[int]):
+    """Numbers, of which negative ones cannot be read."""
+
+    def image(self, index: int) -> Image.Image:
+        if self.images[index] < 0:
+            raise ImageReadError(f"image={self.images[index]}")
+        return Image.new("RGB", (1, 1), (self.images[index],) * 3)
 
 
 def gray_of(domain: Domain, index: int) -> int:
