@@ -5,34 +5,28 @@ from pathlib import Path
 
 import numpy as np
 import tifffile
-from numpy.typing import DTypeLike
 
 PLACES = {"Africa": (20, 5), "Europe": (10, 50), "Asia": (100, 30)}
 SPLITS = {"Africa": ("train", "id_val", "id_test"), "Europe": ("train", "id_val", "id_test"), "Asia": ("ood_test",)}
 
 
-def write_tiff(path: Path, values: np.ndarray, layout: str = "planes") -> None:
-    """Writes (bands, height, width) values: as planes of one page, interleaved in one page, or a page for each."""
-    if layout == "interleaved":
-        tifffile.imwrite(path, values.transpose(1, 2, 0), photometric="minisblack", planarconfig="contig")
-    else:
-        planar = "separate" if layout == "planes" else None
-        tifffile.imwrite(path, values, photometric="minisblack", planarconfig=planar)
+def write_tiff(path: Path, values: np.ndarray) -> None:
+    """Writes (bands, height, width) values as planes of one page."""
+    tifffile.imwrite(path, values, photometric="minisblack", planarconfig="separate")
 
 
-def band_folder(folder: Path, bands: int = 5, dtype: DTypeLike = np.uint16, images: int = 4, side: int = 16) -> Path:
-    """Writes a folder as `read_place_folder` reads it."""
+def band_folder(folder: Path, bands: int = 5) -> Path:
+    """Writes a folder as `read_place_folder` reads it, with four images of 16 bits for each place and split."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
-    scale = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else 1.0
     rows = []
     for group, (lon, lat) in PLACES.items():
         for split in SPLITS[group]:
-            for number in range(images):
-                values = random.random((bands, side, side)) * 0.3
+            for number in range(4):
+                values = random.random((bands, 16, 16)) * 0.3
                 values[number % 2] += 0.5
                 name = f"{group}-{split}-{number}.tif"
-                write_tiff(folder / name, (values * scale).astype(dtype))
+                write_tiff(folder / name, (values * 65535).astype(np.uint16))
                 rows.append([name, ("field", "forest")[number % 2], lon + random.normal(), lat, split, group])
     with (folder / "metadata.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "label", "lon", "lat", "split", "group"], *rows])

@@ -15,17 +15,25 @@ from tests.load_tool import load_tool
 
 ORIGIN, PIXEL = (400_000, 5_600_000), 10  # meters in UTM zone 31 north
 NAMES = ("B02", "B03", "B04", "B08", "B8A")
+FACTS = {"descriptions", "scales", "offsets", "colorinterp"}  # of the bands of a rasterio dataset
 
 
 def write_scene(path: Path, values: np.ndarray, **more: Any) -> Path:
     """Writes (bands, height, width) values as a GeoTIFF with the names of Sentinel-2's bands."""
     options = {"crs": "EPSG:32631", "transform": from_origin(*ORIGIN, PIXEL, PIXEL), "tiled": True, **more}
-    options |= {"count": len(values), "height": values.shape[1], "width": values.shape[2], "dtype": values.dtype}
     options |= {"blockxsize": 16, "blockysize": 16}
+    options |= {"descriptions": NAMES} if len(values) == len(NAMES) else {}
+    return write_raster(path, values, **options)
+
+
+def write_raster(path: Path, values: np.ndarray, **options: Any) -> Path:
+    """Writes (bands, height, width) values as a GeoTIFF. Options are GDAL's, or what is known of each band."""
+    facts = {name: options.pop(name) for name in options.keys() & FACTS}
+    options |= {"count": len(values), "height": values.shape[1], "width": values.shape[2], "dtype": values.dtype}
     with rasterio.open(path, "w", driver="GTiff", **options) as file:
         file.write(values)
-        if len(values) == len(NAMES):
-            file.descriptions = NAMES
+        for name, of_bands in facts.items():
+            setattr(file, name, of_bands)
     return path
 
 

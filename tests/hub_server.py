@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,13 +74,13 @@ class LocalHub:
         repositories: By 'owner/name', and 'space:owner/name'.
         endpoint: For the client's HF_ENDPOINT.
         requests: 'METHOD path' of each request, in order.
-        drop: Given 'METHOD path' of a download or a commit, whether the connection breaks half-way.
+        breaks_commits: Whether the connection breaks half-way through a commit.
     """
 
     repositories: dict[str, Repository]
     endpoint: str = ""
     requests: list[str] = field(default_factory=list)
-    drop: Callable[[str], bool] = lambda request: False
+    breaks_commits: bool = False
 
     def commits(self, repository: str, branch: str = "main") -> list[str]:
         """What was committed to a branch since the repository was made: one summary a commit."""
@@ -137,18 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self.command == "GET" and status == 200 and self.hub.drop(f"GET {self.path}"):
-            self.wfile.write(content[: len(content) // 2])
-            self._hang_up()
-        else:
+        if self.command != "HEAD":
             self.wfile.write(content)
-
-    def _hang_up(self) -> None:
-        self.wfile.flush()
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         if (repository := self._find(name)) is None:
@@ -235,8 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
             repository.branches[f"refs/pr/{number}"] = repository.branches["main"][-1:]
             revision = f"refs/pr/{number}"
             answer["pullRequestUrl"] = f"{self.hub.endpoint}/{name}/discussions/{number}"
-        if self.hub.drop(f"POST {self.path}"):
-            return self._hang_up()
+        if self.hub.breaks_commits:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return None
         commit = repository.add(revision, lines)
         address = f"{self.hub.endpoint}/{name.replace('space:', 'spaces/')}/commit/{commit.sha}"
         return self._json({**answer, "commitOid": commit.sha, "commitUrl": address})
@@ -261,9 +253,9 @@ def _object_id(content: bytes) -> str:
 
 
 @contextmanager
-def serve(folders: dict[str, Path]) -> Iterator[LocalHub]:
-    """Runs the hub on a free port of this machine, with a repository for each folder."""
-    hub = LocalHub({name: Repository(folder) for name, folder in folders.items()})
+def serve() -> Iterator[LocalHub]:
+    """Runs an empty hub on a free port of this machine."""
+    hub = LocalHub({})
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -26,7 +26,8 @@ from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, hub
 from timm_moe_dg.hub.push import push_folder, push_space, write_checksums, write_space
 from timm_moe_dg.networks.calibration import find_calibration
 from timm_moe_dg.networks.trained import load_trained
-from timm_moe_dg.storage.run_folder import replaced, save_calibration
+from timm_moe_dg.storage.files import replaced
+from timm_moe_dg.storage.run_folder import save_calibration
 
 CARDS = Path(__file__).parent.parent / "hub_cards"
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from timm_moe_dg.data import Benchmark, Domain, get_benchmark
 from timm_moe_dg.data.inspection import digest, fingerprint
+from timm_moe_dg.errors import ImageReadError
 
 CLASSES = tuple(f"class_{index}" for index in range(7))
 
@@ -40,19 +41,18 @@ def write_domains(root: Path, domains: Sequence[str], classes: Sequence[str] = C
     return root
 
 
-def small(name: str, **changes: Any) -> Benchmark:
+def small(name: str) -> Benchmark:
     """A row that expects little copies of its data set."""
     row = get_benchmark(name)
-    return replace(row, images=dict.fromkeys(row.domains, 14), **changes)
+    return replace(row, images=dict.fromkeys(row.domains, 14))
 
 
-def write_idx(path: Path, values: np.ndarray, zipped: bool = False) -> Path:
+def write_idx(path: Path, values: np.ndarray, zipped: bool) -> None:
     """Writes unsigned bytes, as the IDX format is described."""
     sizes = b"".join(struct.pack(">I", size) for size in values.shape)
     content = bytes([0, 0, 8, values.ndim]) + sizes + values.astype(np.uint8).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if zipped else content)
-    return path
 
 
 def write_release(folder: Path, train: int = 40, test: int = 13, zipped: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -81,6 +81,15 @@ def read_few(patch: pytest.MonkeyPatch, step: int) -> None:
         return [domain.without({*range(len(domain))} - {*range(0, len(domain), step)}) for domain in domains]
 
     patch.setattr(Benchmark, "read", partialmethod(few, Benchmark.read))
+
+
+class Toy(Domain[int]):
+    """Numbers, of which negative ones cannot be read."""
+
+    def image(self, index: int) -> Image.Image:
+        if self.images[index] < 0:
+            raise ImageReadError(f"image={self.images[index]}")
+        return Image.new("RGB", (1, 1), (self.images[index],) * 3)
 
 
 def gray_of(domain: Domain, index: int) -> int:

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-import tifffile
+from rasterio.enums import ColorInterp
 
+from tests.geo_files import write_raster
 from timm_moe_dg.data.bands import Bands, band_names, band_settings, wavelength
 from timm_moe_dg.data.readers.images import as_picture, read_pixels
 from timm_moe_dg.errors import ArgumentError, ImageReadError
@@ -64,24 +65,11 @@ def test_the_number_of_bands_follows_from_their_names():
     assert not any(bands.is_rgb for bands in (Bands.of(4), Bands.of(("red", "green", "blue"))))
 
 
-def write_described(path, values, names, kind="DESCRIPTION"):
-    """Writes (bands, height, width) values with the notes that GDAL would write."""
-    items = "".join(
-        f'<Item name="{kind}" sample="{band}" role="{kind.lower()}">{name}</Item>'
-        for band, name in enumerate(names)
-        if name
-    )
-    tag = (42112, 2, 0, f"<GDALMetadata>{items}</GDALMetadata>", True)
-    layout = "minisblack" if kind == "DESCRIPTION" else "rgb"
-    tifffile.imwrite(path, values, photometric=layout, planarconfig="separate", extratags=[tag])
-    return str(path)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_bands_are_picked_from_a_file_by_their_descriptions(tmp_path, dtype):
     values = np.arange(1, 6, dtype=dtype)[:, None, None].repeat(4, 1).repeat(4, 2)
     names = ["B4, central wavelength 665 nm", "B3", "B2", "B8A", "SCL"]
-    path = write_described(tmp_path / "a.tif", values, names)
+    path = str(write_raster(tmp_path / "a.tif", values, descriptions=names))
     pixels = read_pixels(path, band_names(["B02", "B04", "B8A"]))
     np.testing.assert_allclose(pixels[:, 0, 0] * np.iinfo(dtype).max, [3, 1, 4], rtol=1e-6)
     with pytest.raises(ImageReadError, match=r"a.tif': .*sentinel2:B05.* B4,"):
@@ -90,29 +78,30 @@ def test_bands_are_picked_from_a_file_by_their_descriptions(tmp_path, dtype):
 
 def test_files_without_names_have_the_bands_in_order(tmp_path):
     values = np.arange(1, 4, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
-    path = write_described(tmp_path / "a.tif", values, ["Band 1", "", "3"])
+    path = str(write_raster(tmp_path / "a.tif", values, descriptions=["Band 1", "", "3"]))
     assert (read_pixels(path, ("blue", "green", "red"))[:, 0, 0] * 255).tolist() == [1, 2, 3]
     with pytest.raises(ImageReadError, match=r"a.tif': has 3 bands, expected 2"):
         read_pixels(path, ("blue", "green"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "is_noticed"),
+    ("facts", "names"),
     [
-        ("DESCRIPTION", "B4 B3 B2", False),
-        ("DESCRIPTION", "x y z", False),
-        ("DESCRIPTION", "B02 B03 B04", True),
-        ("COLORINTERP", "blue green red", True),
+        ({"descriptions": ("B4", "B3", "B2")}, None),
+        ({"descriptions": ("x", "y", "z")}, None),
+        ({"descriptions": ("B02", "B03", "B04")}, "B02, B03, B04"),
+        ({"colorinterp": (ColorInterp.blue, ColorInterp.green, ColorInterp.red)}, "blue, green, red"),
     ],
 )
-def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_path, caplog, kind, names, is_noticed):
-    read_pixels(write_described(tmp_path / "a.tif", np.zeros((3, 4, 4), np.uint8), names.split(), kind))
-    assert (f"a.tif': describes its bands as {names.replace(' ', ', ')}, read as RGB" in caplog.text) == is_noticed
+def test_three_bands_in_another_order_than_rgb_are_noticed_without_bands(tmp_path, caplog, facts, names):
+    read_pixels(str(write_raster(tmp_path / "a.tif", np.zeros((3, 4, 4), np.uint8), **facts)))
+    assert (f"a.tif': describes its bands as {names}, read as RGB" in caplog.text) == bool(names)
+    assert bool(caplog.text) == bool(names)
 
 
 def test_a_picture_shows_the_named_colors(tmp_path):
     ramp = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
-    path = write_described(tmp_path / "a.tif", np.stack([ramp, ramp.T, ramp[::-1]]), ())
+    path = str(write_raster(tmp_path / "a.tif", np.stack([ramp, ramp.T, ramp[::-1]])))
     bands = ("blue", "green", "red")
     shown = np.asarray(as_picture(read_pixels(path, bands), bands))
     assert shown[7, 0].tolist()[0] < 60  # the file's third band is red

@@ -6,7 +6,8 @@ import pytest
 
 from tests.data.files import write_domains
 from timm_moe_dg.algorithms.hparams import SEARCH_SPACES
-from timm_moe_dg.data import AUGMENTATIONS, BENCHMARKS, Benchmark, benchmarks, get_benchmark, register_benchmark
+from timm_moe_dg.data import BENCHMARKS, Benchmark, benchmarks, get_benchmark, register_benchmark
+from timm_moe_dg.data.transforms import AUGMENTATIONS
 from timm_moe_dg.errors import ArgumentError, DataError
 from timm_moe_dg.results.papers import FIGURES
 

@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.data.files import Toy
 from timm_moe_dg.data import Domain, PlacesDomain, Split, get_benchmark
 from timm_moe_dg.data.domains import check_spellings
 from timm_moe_dg.errors import DataError
-
-
-class Toy(Domain[int]):
-    """Images that are numbers."""
-
-    def image(self, index):
-        return Image.new("RGB", (1, 1), (self.images[index],) * 3)
 
 
 def test_the_optional_parts_have_defaults_and_images_none():

@@ -6,14 +6,14 @@ from dataclasses import replace
 import datasets
 import numpy as np
 import pytest
-import rasterio
 import torch
 from PIL import Image
 
 from tests.band_files import band_folder
-from tests.data.files import write_csv, write_image
+from tests.data.files import Toy, write_csv, write_domains, write_image
 from tests.data.readers.test_hub_data import write as write_hub
-from timm_moe_dg.data import Domain, Split, check_readable, drop_unreadable, get_benchmark
+from tests.geo_files import write_raster
+from timm_moe_dg.data import Split, check_readable, drop_unreadable, get_benchmark
 from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.data.domains import FileDomain
 from timm_moe_dg.data.inspection import (
@@ -27,16 +27,7 @@ from timm_moe_dg.data.inspection import (
     with_readable,
 )
 from timm_moe_dg.data.readers.digits import CLASSES
-from timm_moe_dg.errors import ArgumentError, DataError, ImageReadError
-
-
-class Toy(Domain[int]):
-    """Numbers, of which negative ones cannot be read."""
-
-    def image(self, index):
-        if self.images[index] < 0:
-            raise ImageReadError(f"image={self.images[index]}")
-        return Image.new("RGB", (1, 1))
+from timm_moe_dg.errors import ArgumentError, DataError
 
 
 def toy(name, *images):
@@ -108,13 +99,8 @@ def test_statistics_leave_out_missing_data_and_divide_no_constant_band_by_nothin
 
 
 def folder(root):
-    """Two domains of two classes; nobody decodes the files."""
-    for domain in ("art", "photo"):
-        for label in ("cat", "dog"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(3):
-                (root / domain / label / f"{number}.png").write_bytes(bytes(10 + number))
-    return root
+    """Two domains of two classes."""
+    return write_domains(root, ("art", "photo"), ("cat", "dog"), images=3)
 
 
 def of_folder(root):
@@ -138,11 +124,11 @@ def test_a_moved_folder_has_the_same_fingerprint_and_a_renamed_domain_the_same_i
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda cat: (cat / "0.png").rename(cat / "7.png"), "the names of images"),
-        (lambda cat: (cat / "0.png").write_bytes(bytes(99)), "the sizes or pixels of images"),
+        (lambda cat: (cat / "photo_0.png").rename(cat / "7.png"), "the names of images"),
+        (lambda cat: (cat / "photo_0.png").write_bytes(bytes(99)), "the sizes or pixels of images"),
         (lambda cat: (cat / "new.png").touch(), "the number of images (7, and it was 6)"),
-        (lambda cat: (cat / "0.png").unlink(), "the number of images (5, and it was 6)"),
-        (lambda cat: (cat / "2.png").rename(cat.parent / "dog" / "20.png"), "the names of images"),
+        (lambda cat: (cat / "photo_0.png").unlink(), "the number of images (5, and it was 6)"),
+        (lambda cat: (cat / "photo_2.png").rename(cat.parent / "dog" / "20.png"), "the names of images"),
     ],
 )
 def test_every_change_of_files_is_named(tmp_path, change, words):
@@ -252,12 +238,8 @@ def band_files(folder, *names, scale=None, dtype="uint16"):
     """A domain of GeoTIFFs, one for each description of its two bands."""
     paths = []
     for number, described in enumerate(names):
-        paths.append(str(folder / f"{number}.tif"))
-        with rasterio.open(paths[-1], "w", driver="GTiff", count=2, height=8, width=8, dtype=dtype) as file:
-            file.write(np.full((2, 8, 8), 7, dtype))
-            file.descriptions = described
-            if scale and number in scale:
-                file.scales = [1e-4, 1e-4]
+        facts = {"descriptions": described} | ({"scales": [1e-4, 1e-4]} if scale and number in scale else {})
+        paths.append(str(write_raster(folder / f"{number}.tif", np.full((2, 8, 8), 7, dtype), **facts)))
     return FileDomain("a", ("x",), [0] * len(paths), paths, bands=Bands(2))
 
 

@@ -1,9 +1,8 @@
 """A small data folder and a small trained network, to be asked for impossible things."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.data.files import write_domains
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 
@@ -11,14 +10,7 @@ from tests.saved_run import saved_run
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Three domains, two classes, four images of each."""
-    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for domain in ("a", "b", "c"):
-        for label in ("cat", "dog"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(4):
-                pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
-    return root
+    return write_domains(tmp_path_factory.mktemp("data"), ("a", "b", "c"), ("cat", "dog"), images=4)
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,8 @@ import torch
 
 from tests.hub.published import write_run
 from timm_moe_dg.cli.arguments import read_yaml
-from timm_moe_dg.data import read_folder
 from timm_moe_dg.data.readers.csv_tables import read_csv
-from timm_moe_dg.errors import ArgumentError, CheckpointError, DataError, MoeDgError, RecordError
+from timm_moe_dg.errors import ArgumentError, CheckpointError, MoeDgError, RecordError
 from timm_moe_dg.hub.folder import fill_from_run
 from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.trained import load_trained
@@ -145,14 +144,6 @@ def test_what_a_link_leads_to_is_not_published(tmp_path, place):
     with pytest.raises(ArgumentError, match=rf"{re.escape(place)} is a link, and its target would be published"):
         fill_from_run(tmp_path / "folder", run, with_report=True)
     assert not list((tmp_path / "folder").iterdir())
-
-
-@pytest.mark.parametrize("name", [b"\xff\xfe", b"caf\xe9"])
-def test_domains_have_names_in_utf_8(data, tmp_path, name):
-    copied = shutil.copytree(data, tmp_path / "data")
-    os.rename(os.fsencode(copied / "c"), os.path.join(os.fsencode(copied), name))
-    with pytest.raises(DataError, match="its name is not UTF-8; rename it"):
-        read_folder(copied)
 
 
 def saved(content: object) -> bytes:

@@ -10,7 +10,7 @@ from tests.load_tool import load_tool
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """An empty hub; this process's client talks to it, with a cache of its own and the token that may write."""
-    with serve({}) as local:
+    with serve() as local:
         monkeypatch.setattr(constants, "ENDPOINT", local.endpoint)
         template = local.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

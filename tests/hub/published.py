@@ -11,7 +11,8 @@ from torch import nn
 
 from tests.models.cases import BY_NAME, SMALL, Case, randomize
 from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import fill_from_run, load_folder
+from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, load_folder
+from timm_moe_dg.hub.push import write_checksums
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.protocols.records import Record
 
@@ -70,12 +71,25 @@ def write_run(folder: Path, network: nn.Module | None = None, classes: tuple[str
     return folder
 
 
+def card_of(run: Path) -> ModelCard:
+    """Writes the folder to publish beside a run, with its card, which is returned."""
+    folder = run.with_name("folder")
+    folder.mkdir()
+    origin = fill_from_run(folder, run)
+    return write_card(folder, load_folder(folder), REPOSITORY, origin, CARDS)
+
+
 def card_of_run(root: Path, network: nn.Module | None = None, **args: Any) -> ModelCard:
     """Writes a run below a folder, and the folder to publish with its card, which is returned."""
-    run = write_run(root / "run", network, **args)
-    (root / "folder").mkdir()
-    origin = fill_from_run(root / "folder", run)
-    return write_card(root / "folder", load_folder(root / "folder"), REPOSITORY, origin, CARDS)
+    return card_of(write_run(root / "run", network, **args))
+
+
+def card_of_network(folder: Path, network: nn.Module, origin: Origin | None = None) -> ModelCard:
+    """Writes the folder of a network to publish, with its card, which is returned, and checksums."""
+    fill_from_network(folder, network)
+    card = write_card(folder, load_folder(folder), REPOSITORY, origin or Origin("random initialization"), CARDS)
+    write_checksums(folder)
+    return card
 
 
 def config_of(folder: Path) -> dict[str, Any]:

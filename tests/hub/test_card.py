@@ -23,6 +23,8 @@ from tests.hub.published import (
     MARGIN,
     NAMES,
     REPOSITORY,
+    card_of,
+    card_of_network,
     card_of_run,
     config_of,
     fine_tuned,
@@ -34,8 +36,8 @@ from tests.invented import ARGS, make_record
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.hub.card import card_data, losses_in_effect, write_card
-from timm_moe_dg.hub.folder import Origin, fill_from_network, fill_from_run, load_folder
+from timm_moe_dg.hub.card import card_data, losses_in_effect
+from timm_moe_dg.hub.folder import Origin
 from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.calibration import Calibration, Scores, fit_distribution, identify
 from timm_moe_dg.networks.trained import load_trained
@@ -45,11 +47,6 @@ from timm_moe_dg.storage.run_folder import save_calibration
 
 FACTS = yaml.safe_load((CARDS / "facts.yaml").read_text())
 INSIDE, OUTSIDE = ACCURACIES[20]
-
-
-def card_of_network(folder, name, origin=None):
-    fill_from_network(folder, fine_tuned(name, num_classes=1000))
-    return write_card(folder, load_folder(folder), REPOSITORY, origin or Origin("random initialization"), CARDS)
 
 
 def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
@@ -65,7 +62,7 @@ def test_every_registered_model_has_a_family_and_every_dense_source_its_facts():
 
 @pytest.mark.parametrize("name", [*NAMES, "text_classifier", "test_vit"])
 def test_cards_of_every_family_are_valid_and_state_that_nothing_was_evaluated(name, tmp_path):
-    card = card_of_network(tmp_path, name)
+    card = card_of_network(tmp_path, fine_tuned(name, num_classes=1000))
     assert card_mistakes(card.content) == []
     assert "These weights have not been evaluated." in card.text
     assert card.data.eval_results is None
@@ -152,9 +149,7 @@ def test_the_snippet_gives_the_probabilities_of_predict(name, mode, temperature,
     scores = [Scores(torch.ones(1), torch.ones(1)) for _ in range(2)]
     pixels = fit_distribution(torch.randn(9, 6), torch.zeros(9).long(), torch.randn(9, 6))
     save_calibration(Calibration(temperature, digest, "", list(CLASSES), *scores, [], {"pixels": pixels}), run / "best")
-    (tmp_path / "folder").mkdir()
-    origin = fill_from_run(tmp_path / "folder", run)
-    text = write_card(tmp_path / "folder", load_folder(run / "best"), REPOSITORY, origin, CARDS).text
+    text = card_of(run).text
     assert ("divided by the temperature" in text) == (is_calibrated and temperature != 1)
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     Image.effect_noise((40, 50), 80).save(tmp_path / "image.jpg")
@@ -194,7 +189,7 @@ def test_a_mixture_on_another_backbone_names_it_and_its_weights(tmp_path):
 
 def test_an_upcycled_starting_point_is_described(tmp_path):
     source = "timm/deit_tiny_patch16_224.fb_in1k"
-    card = card_of_network(tmp_path, "gmoe_tiny_patch16", Origin(source, source, upcycled=True))
+    card = card_of_network(tmp_path, fine_tuned(num_classes=1000), Origin(source, source, upcycled=True))
     assert "an upcycled model without training" in card.text
     assert "its outputs equal those of the dense source up to rounding" in card.text
     assert (card.data.base_model, card.data.base_model_relation) == (source, "finetune")
@@ -293,10 +288,7 @@ def published(request, tmp_path_factory):
     records = [invented(plan, step, generator) for step in range(0, 7, 3)]
     run = write_run(root / "run", fine_tuned(num_classes=len(plan.classes)), plan.classes)
     (run / "results.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
-    (root / "folder").mkdir()
-    origin = fill_from_run(root / "folder", run)
-    card = write_card(root / "folder", load_folder(root / "folder"), "someone/network", origin, CARDS)
-    return Published(card.text, plan, records, root / "folder")
+    return Published(card_of(run).text, plan, records, root / "folder")
 
 
 def percent(value):

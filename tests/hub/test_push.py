@@ -6,25 +6,18 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tests.hub.published import CARDS, REPOSITORY, fine_tuned, write_run
+from tests.hub.published import REPOSITORY, card_of_network, fine_tuned, write_run
 from tests.hub_server import TOKEN, Commit
 from tests.models.cases import randomize
 from timm_moe_dg.errors import ArgumentError, HubError
-from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
 from timm_moe_dg.hub.push import push_folder, push_space, write_checksums, write_space
-
-
-def prepared(folder, network=None, repo_id=REPOSITORY):
-    fill_from_network(folder, fine_tuned() if network is None else network)
-    write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
-    write_checksums(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return prepared(tmp_path_factory.mktemp("folder"))
+    folder = tmp_path_factory.mktemp("folder")
+    card_of_network(folder, fine_tuned())
+    return folder
 
 
 @pytest.fixture
@@ -44,9 +37,14 @@ def test_everything_arrives_in_one_commit_and_a_second_upload_sends_nothing(hub,
     assert len(hub.commits(REPOSITORY)) == 1
 
 
-def test_the_page_of_a_model_arrives_in_a_space_of_the_same_name(hub, tool, tmp_path, capfd):
-    words = [str(write_run(tmp_path / "run")), "--repo-id", REPOSITORY, "--output", str(tmp_path), "--with-space"]
+def test_a_run_arrives_with_its_own_files_and_no_pickle_and_its_page_in_a_space(hub, tool, tmp_path, capfd):
+    run = write_run(tmp_path / "run")
+    words = [str(run), "--repo-id", REPOSITORY, "--output", str(tmp_path), "--with-space"]
     tool.main(words)
+    files = hub.repositories[REPOSITORY].at("main").files
+    weights = "model.safetensors"
+    assert set(files) == {"README.md", "SHA256SUMS", "config.json", "learning_curves.png", weights, "results.jsonl"}
+    assert files[weights] == (run / "best" / weights).read_bytes()
     files = hub.repositories[f"space:{REPOSITORY}"].at("main").files
     written = tmp_path / "hub" / "someone--network--space"
     assert files == {path.name: path.read_bytes() for path in written.iterdir()}
@@ -69,13 +67,13 @@ def test_files_that_an_earlier_upload_left_are_named(folder, copy, caplog):
 
 
 def test_an_upload_that_cannot_be_finished_commits_nothing_and_can_be_repeated(hub, folder):
-    hub.drop = lambda request: "/commit/" in request
+    hub.breaks_commits = True
     with pytest.raises(HubError, match=r"nothing was committed.*someone/network is new and empty\. Repeat"):
         push_folder(folder, REPOSITORY)
     assert hub.repositories[REPOSITORY].at("main").files == {}
     with pytest.raises(HubError, match=r"someone/network is unchanged"):
         push_folder(folder, REPOSITORY)
-    hub.drop = lambda request: False
+    hub.breaks_commits = False
     push_folder(folder, REPOSITORY)
     assert len(hub.repositories[REPOSITORY].at("main").files) == 4
 
@@ -106,11 +104,11 @@ def test_a_private_repository_is_private_and_a_public_one_is_not_mistaken_for_it
 )
 def test_another_model_replaces_what_is_there_only_when_told(other, difference, hub, folder, tmp_path):
     push_folder(folder, REPOSITORY)
-    second = prepared(tmp_path, fine_tuned(**other))
+    card_of_network(tmp_path, fine_tuned(**other))
     with pytest.raises(ArgumentError, match=rf"holds another model \({difference}\); .*--replace-model"):
-        push_folder(second, REPOSITORY)
+        push_folder(tmp_path, REPOSITORY)
     assert len(hub.commits(REPOSITORY)) == 1
-    push_folder(second, REPOSITORY, replace_model=True)
+    push_folder(tmp_path, REPOSITORY, replace_model=True)
     assert len(hub.commits(REPOSITORY)) == 2
 
 
@@ -172,7 +170,7 @@ def edit(hub, name, content, repository=REPOSITORY):
 def trained_further(folder):
     """Changes the weights and the card."""
     shutil.rmtree(folder)
-    prepared(folder, randomize(fine_tuned(), seed=5))
+    card_of_network(folder, randomize(fine_tuned(), seed=5))
     (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore steps.\n")
     write_checksums(folder)
     return folder

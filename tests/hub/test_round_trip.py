@@ -8,15 +8,13 @@ import torch
 from huggingface_hub import constants
 from PIL import Image
 
-from tests.hub.published import CARDS, CLASSES, NAMES, REPOSITORY, case_of, fine_tuned, write_run
+from tests.hub.published import CLASSES, NAMES, REPOSITORY, card_of_network, case_of, fine_tuned
 from tests.hub_server import Repository
 from tests.load_tool import load_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data.readers.digits import CLASSES as DIGITS
 from timm_moe_dg.errors import CheckpointError
-from timm_moe_dg.hub.card import write_card
-from timm_moe_dg.hub.folder import Origin, fill_from_network, load_folder
-from timm_moe_dg.hub.push import push_folder, write_checksums
+from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.build import build_network
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.networks.trained import load_trained
@@ -26,11 +24,9 @@ HUB = f"hf-hub:{REPOSITORY}"
 QUICK = ["--workers", "0", "--batch-size", "500"]
 
 
-def publish(folder, network, repo_id=REPOSITORY, **options):
-    fill_from_network(folder, network)
-    write_card(folder, load_folder(folder), repo_id, Origin("random initialization"), CARDS)
-    write_checksums(folder)
-    return push_folder(folder, repo_id, **options)
+def publish(folder, network):
+    card_of_network(folder, network)
+    return push_folder(folder, REPOSITORY)
 
 
 def equal_weights(one, other):
@@ -97,15 +93,6 @@ def test_without_a_connection_the_cache_is_enough(hub, tmp_path, monkeypatch):
     shutil.rmtree(constants.HF_HUB_CACHE)
     with pytest.raises(CheckpointError, match=r"hf-hub:someone/network cannot be had .*check the connection"):
         build_network(HUB, 3, pretrained=True)
-
-
-def test_a_run_is_published_with_its_own_files_and_no_pickle(hub, tmp_path, tool):
-    run = write_run(tmp_path / "run")
-    tool.main([str(run), "--repo-id", REPOSITORY, "--output", str(tmp_path)])
-    files = hub.repositories[REPOSITORY].at("main").files
-    written = {"README.md", "SHA256SUMS", "config.json", "learning_curves.png", "model.safetensors", "results.jsonl"}
-    assert set(files) == written
-    assert files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture

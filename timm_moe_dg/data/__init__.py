@@ -13,12 +13,11 @@ from .loaders import (
     training_loader,
 )
 from .readers.folders import FolderDomain, read_folder
-from .readers.places import Places, PlacesDomain
+from .readers.places import PlacesDomain
 from .splits import evaluation_only, seed_hash, split_domain, split_domains, training_domains
-from .transforms import AUGMENTATIONS, evaluation_transform, training_transform
+from .transforms import evaluation_transform, training_transform
 
 __all__ = [
-    "AUGMENTATIONS",
     "BENCHMARKS",
     "UNGROUPED",
     "AugmentedValidation",
@@ -26,7 +25,6 @@ __all__ = [
     "Domain",
     "EvaluationImages",
     "FolderDomain",
-    "Places",
     "PlacesDomain",
     "Split",
     "StepSampler",

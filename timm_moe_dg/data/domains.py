@@ -87,7 +87,10 @@ class Domain(ABC, Generic[Stored]):
         """Returns this domain without the images at some positions. An official split loses the same images."""
         remaining = np.array([position for position in range(len(self)) if position not in positions], dtype=int)
         columns = {name: value for name, value in vars(self).items() if isinstance(value, list | np.ndarray)}
-        split = self.split and Split(*(_renumbered(part, remaining) for part in vars(self.split).values()))
+        split = self.split
+        if split is not None:
+            parts = (part[np.isin(part, remaining)] for part in (split.inside, split.outside))
+            split = Split(*(np.searchsorted(remaining, part) for part in parts))
         return replace(self, split=split, **{name: take(column, remaining) for name, column in columns.items()})
 
 
@@ -127,11 +130,6 @@ def take(column: Sequence[Any] | np.ndarray, positions: np.ndarray) -> Any:
     if isinstance(column, np.ndarray):
         return column[positions]
     return [column[position] for position in positions.tolist()]
-
-
-def _renumbered(part: np.ndarray, remaining: np.ndarray) -> np.ndarray:
-    """Positions, among the remaining images, of those that are in a part of a split."""
-    return np.searchsorted(remaining, part[np.isin(part, remaining)])
 
 
 def normalized(name: str) -> str:

@@ -20,7 +20,8 @@ from .readers.images import Pixels, Transform
 def _photograph_augmentation(size: tuple[int, int], channels: int = RGB) -> list[Callable]:
     """DomainBed's: crop of 70 to 100% of the area, mirror, color jitter, gray one time in ten."""
     # DomainBed transforms PIL images, which rounds to 256 levels after each step. Tensors draw the same and round less.
-    geometric = [_pixel_tensor, v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
+    # PILToTensor keeps channels last in memory, which torchvision resizes fastest.
+    geometric = [v2.PILToTensor(), v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()]
     color = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)]
     # Jitter and gray are defined for RGB only, and clip values of more than 8 bits.
     return [*geometric, *([partial(_on_eight_bits, v2.Compose(color))] if channels == RGB else ())]
@@ -116,14 +117,6 @@ def _fill_missing(mean: Sequence[float], image: Pixels) -> Pixels:
 def _on_eight_bits(transform: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
     """Transforms images of 8 bits, and leaves others as they are."""
     return image if image.is_floating_point() else transform(image)
-
-
-def _pixel_tensor(image: Pixels) -> Tensor:
-    """An RGB image as uint8 (3, height, width)."""
-    if isinstance(image, Tensor):
-        return image
-    # The image's own memory layout, with channels last, is the one that torchvision resizes fastest.
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:

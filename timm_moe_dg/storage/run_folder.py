@@ -71,8 +71,7 @@ class Checkpoints:
 
     def prune(self, number: int) -> None:
         """Removes all but the newest, and what a kill has left of others."""
-        leftovers = [*self.folder.glob(".step-*.new"), *self.folder.glob("step-*.sha256")]
-        for path in [*self._paths()[:-number], *leftovers]:
+        for path in [*self._paths()[:-number], *self.folder.glob(".step-*.new")]:
             try:
                 path.unlink()
             except OSError as error:  # no reason to end a run

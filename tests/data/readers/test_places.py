@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.data.files import by_name, gray_of, write_csv, write_image
-from timm_moe_dg.data import Places, get_benchmark
-from timm_moe_dg.data.readers.places import PARTS, domains_of, read_place_folder
+from timm_moe_dg.data import get_benchmark
+from timm_moe_dg.data.readers.places import PARTS, Places, domains_of, read_place_folder
 from timm_moe_dg.errors import DataError, MoeDgError
 
 PART = ["train", "id_val", "ood_test", "none", "train", "id_test", "ood_val", "id_val", "train"]

@@ -8,7 +8,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from tests.geo_files import halves, write_scene
+from tests.geo_files import halves, write_raster, write_scene
 from timm_moe_dg.data.bands import Bands
 from timm_moe_dg.data.readers import rasters
 from timm_moe_dg.data.readers.images import read_pixels
@@ -34,13 +34,6 @@ def values_of(dtype="u1", bands=3, low=1, high=None):
     return np.broadcast_to(ramp, (bands, HEIGHT, WIDTH)) + np.arange(bands, dtype=dtype)[:, None, None]
 
 
-def gdal(path, values, **options):
-    profile = {"count": len(values), "height": HEIGHT, "width": WIDTH, "dtype": values.dtype}
-    with rasterio.open(path, "w", driver="GTiff", **(profile | options)) as file:
-        file.write(values)
-    return path
-
-
 def hidden(values, nodata):
     values = values.copy()
     values[:, *HIDDEN] = nodata
@@ -48,7 +41,7 @@ def hidden(values, nodata):
 
 
 def masked(path, values, internal=True, **options):
-    gdal(path, values, **options)
+    write_raster(path, values, **options)
     mask = np.full((HEIGHT, WIDTH), 255, np.uint8)
     mask[HIDDEN] = 0
     with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=internal), rasterio.open(path, "r+") as file:
@@ -64,7 +57,7 @@ def with_overviews(path, dtype="u2", bands=3):
 
 def by_pam(path):
     """A nodata value in the file beside the image."""
-    gdal(path, hidden(values_of("u2"), 0))
+    write_raster(path, hidden(values_of("u2"), 0))
     text = "".join(f'<PAMRasterBand band="{n}"><NoDataValue>0</NoDataValue></PAMRasterBand>' for n in (1, 2, 3))
     path.with_name(f"{path.name}.aux.xml").write_text(f"<PAMDataset>{text}</PAMDataset>")
 
@@ -74,29 +67,33 @@ def transparent(path, dtype="u1"):
     values = values.copy()
     values[3] = np.iinfo(dtype).max
     values[3, *HIDDEN] = 0
-    gdal(path, values, photometric="rgb", alpha="yes")
+    write_raster(path, values, photometric="rgb", alpha="yes")
 
 
 KINDS = {
-    "uint8": lambda path: gdal(path, values_of(), photometric="rgb"),
-    "gray uint8": lambda path: gdal(path, values_of(bands=1)),
-    "uint16": lambda path: gdal(path, values_of("u2")),
-    "int16 of nodata": lambda path: gdal(path, hidden(values_of("i2"), -9999), nodata=-9999),
-    "uint32": lambda path: gdal(path, values_of("u4")),
-    "float32": lambda path: gdal(path, values_of("f4")),
-    "float64": lambda path: gdal(path, values_of("f8")),
-    "floats with nan": lambda path: gdal(path, hidden(values_of("f4"), np.nan)),
-    "floats of nodata": lambda path: gdal(path, hidden(values_of("f4"), -3.4028234663852886e38), nodata=-3.4e38),
-    "planar": lambda path: gdal(path, values_of("u2"), interleave="band"),
-    "tiled": lambda path: gdal(path, values_of("u2"), tiled=True, blockxsize=16, blockysize=16),
-    "strips": lambda path: gdal(path, values_of("u2"), blockysize=5),
-    "big-endian": lambda path: gdal(path, values_of("u2"), endianness="big"),
-    "BigTIFF": lambda path: gdal(path, values_of("u2"), bigtiff="yes"),
-    "LZW": lambda path: gdal(path, values_of("u2"), compress="lzw", predictor=2),
-    "LERC": lambda path: gdal(path, values_of("f4"), compress="lerc"),
-    "ZSTD": lambda path: gdal(path, values_of("u2"), compress="zstd"),
-    "12 bits": lambda path: gdal(path, values_of("u2", high=4000), nbits=12),
-    "YCbCr of JPEG": lambda path: gdal(path, values_of(), compress="jpeg", photometric="ycbcr"),
+    "uint8": lambda path: write_raster(path, values_of(), photometric="rgb"),
+    "gray uint8": lambda path: write_raster(path, values_of(bands=1)),
+    "uint16": lambda path: write_raster(path, values_of("u2")),
+    "int16 of nodata": lambda path: write_raster(path, hidden(values_of("i2"), -9999), nodata=-9999),
+    "uint32": lambda path: write_raster(path, values_of("u4")),
+    "float32": lambda path: write_raster(path, values_of("f4")),
+    "float64": lambda path: write_raster(path, values_of("f8")),
+    "five bands of int16": lambda path: write_raster(path, values_of("i2", 5), interleave="pixel"),
+    "five planes of float64": lambda path: write_raster(path, values_of("f8", 5), interleave="band"),
+    "floats with nan": lambda path: write_raster(path, hidden(values_of("f4"), np.nan)),
+    "floats of nodata": lambda path: write_raster(
+        path, hidden(values_of("f4"), -3.4028234663852886e38), nodata=-3.4e38
+    ),
+    "planar": lambda path: write_raster(path, values_of("u2"), interleave="band"),
+    "tiled": lambda path: write_raster(path, values_of("u2"), tiled=True, blockxsize=16, blockysize=16),
+    "strips": lambda path: write_raster(path, values_of("u2"), blockysize=5),
+    "big-endian": lambda path: write_raster(path, values_of("u2"), endianness="big"),
+    "BigTIFF": lambda path: write_raster(path, values_of("u2"), bigtiff="yes"),
+    "LZW": lambda path: write_raster(path, values_of("u2"), compress="lzw", predictor=2),
+    "LERC": lambda path: write_raster(path, values_of("f4"), compress="lerc"),
+    "ZSTD": lambda path: write_raster(path, values_of("u2"), compress="zstd"),
+    "12 bits": lambda path: write_raster(path, values_of("u2", high=4000), nbits=12),
+    "YCbCr of JPEG": lambda path: write_raster(path, values_of(), compress="jpeg", photometric="ycbcr"),
     "internal mask": lambda path: masked(path, values_of("u2")),
     "internal mask of 8 bits": lambda path: masked(path, values_of(), photometric="rgb"),
     "internal mask of five bands": lambda path: masked(path, values_of("u2", 5)),
@@ -165,18 +162,16 @@ ENCODINGS = {"sentinel2": (1e-4, 0.0), "baseline 04.00": (1e-4, -0.1), "landsat"
 
 
 def encoded(path, reflectance, scale, offset, states=True):
-    gdal(path, np.rint((reflectance - offset) / scale).astype(np.uint16))
-    with rasterio.open(path, "r+") as file:
-        if states:
-            file.scales, file.offsets = [scale] * file.count, [offset] * file.count
-    return path
+    values = np.rint((reflectance - offset) / scale).astype(np.uint16)
+    stated = {"scales": [scale] * len(values), "offsets": [offset] * len(values)} if states else {}
+    return write_raster(path, values, **stated)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_scale_and_offset_give_the_reflectance_of_real_numbers(tmp_path, encoding):
     reflectance = np.random.default_rng(0).uniform(0.01, 0.6, (5, HEIGHT, WIDTH))
     encoded(tmp_path / "a.tif", reflectance, *ENCODINGS[encoding])
-    gdal(tmp_path / "b.tif", reflectance.astype(np.float32))
+    write_raster(tmp_path / "b.tif", reflectance.astype(np.float32))
     bands = Bands(5)
     real = read_pixels(str(tmp_path / "b.tif"), bands)
     for pixels in forms(tmp_path / "a.tif", bands):
@@ -192,7 +187,7 @@ def test_files_follow_what_the_training_images_stated(tmp_path, caplog):
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=True)), 0.2086, rtol=1e-6)
     np.testing.assert_allclose(read_pixels(stated, Bands(5, physical=False)), 2086 / 65535, rtol=1e-6)
     assert "a.tif': states a scale, which the training images did not" in caplog.text
-    real = str(gdal(tmp_path / "c.tif", reflectance.astype(np.float32)))
+    real = str(write_raster(tmp_path / "c.tif", reflectance.astype(np.float32)))
     read_pixels(real, Bands(5, physical=True))
     assert "c.tif'" not in caplog.text
     read_pixels(real, Bands(5, physical=False))
@@ -200,7 +195,7 @@ def test_files_follow_what_the_training_images_stated(tmp_path, caplog):
 
 
 def test_nodata_may_differ_between_bands(tmp_path):
-    path = gdal(tmp_path / "a.tif", values_of("u2", low=20))
+    path = write_raster(tmp_path / "a.tif", values_of("u2", low=20))
     text = "".join(f'<PAMRasterBand band="{n}"><NoDataValue>{n + 19}</NoDataValue></PAMRasterBand>' for n in (1, 2, 3))
     path.with_name("a.tif.aux.xml").write_text(f"<PAMDataset>{text}</PAMDataset>")
     with open_raster(str(path)) as raster, pytest.raises(ValueError, match="nodata values"):
@@ -256,7 +251,7 @@ def test_photographs_with_damaged_tags_are_read(tmp_path, name, tags):
 @pytest.mark.parametrize("compress", [None, "deflate", "jpeg"])
 def test_a_file_that_is_cut_is_named(tmp_path, compress):
     values = np.random.default_rng(0).integers(0, 255, (3, HEIGHT, WIDTH), dtype=np.uint8)
-    content = gdal(tmp_path / "a.tif", values, compress=compress).read_bytes()
+    content = write_raster(tmp_path / "a.tif", values, compress=compress).read_bytes()
     (tmp_path / "a.tif").write_bytes(content[: len(content) // 2])
     with pytest.raises(ImageReadError, match=r"a.tif': (is cut short|cannot be decoded)"):
         read_pixels(str(tmp_path / "a.tif"))
@@ -264,12 +259,12 @@ def test_a_file_that_is_cut_is_named(tmp_path, compress):
 
 def test_a_name_that_is_no_utf_8_is_read(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.tif")
-    gdal(tmp_path / "a.tif", values_of("u2")).rename(path)
+    write_raster(tmp_path / "a.tif", values_of("u2")).rename(path)
     assert read_pixels(path).shape == (3, HEIGHT, WIDTH)
 
 
 def test_files_that_name_others_are_not_opened(tmp_path):
-    gdal(tmp_path / "a.tif", values_of("u2"))
+    write_raster(tmp_path / "a.tif", values_of("u2"))
     (tmp_path / "b.vrt").write_text(f"<VRTDataset><SourceFilename>{tmp_path / 'a.tif'}</SourceFilename></VRTDataset>")
     with pytest.raises(ImageReadError, match=r"b.vrt': cannot be decoded"), open_raster(str(tmp_path / "b.vrt")):
         pass
