@@ -12,8 +12,6 @@ from PIL import Image
 from tests.invented import ARGS, make_record
 from tests.results.cells import table_of
 from timm_moe_dg.analysis.plots import (
-    FILE,
-    draw_learning_curves,
     learning_curves,
     plot_accuracies,
     plot_examples,
@@ -21,6 +19,7 @@ from timm_moe_dg.analysis.plots import (
     plot_runs,
     zeros,
 )
+from timm_moe_dg.analysis.style import optional_picture
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 
@@ -40,11 +39,11 @@ def test_curves_are_losses_accuracies_domains_and_roles():
 
 
 def test_a_picture_that_cannot_be_drawn_or_written_does_not_fail_the_run(tmp_path, monkeypatch, caplog):
-    draw_learning_curves([make_record()], "abc", tmp_path / "missing")
-    assert f"{FILE} is not drawn: [Errno 2]" in caplog.text
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    draw_learning_curves([make_record()], "abc", tmp_path)
-    assert f"{FILE} is not drawn: drawing needs matplotlib" in caplog.text
+    for folder, reason in (("missing", "[Errno 2]"), ("", "drawing needs matplotlib")):
+        with optional_picture(tmp_path / folder / "a.png") as path:
+            plot_learning_curves([make_record()], "abc", path)
+        assert f"a.png is not drawn: {reason}" in caplog.text
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not list(tmp_path.iterdir())
 
 
@@ -64,7 +63,7 @@ def test_means_are_black_held_out_domains_dashed_and_lines_without_values_left_o
 def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
     records = [make_record(losses={"loss": value, "penalty": 0.0}) for value in (1.0, float("nan"), float("inf"))]
     for number in (1, 3):
-        draw_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path, f"{number}.png")
+        plot_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 5000
 
 

@@ -64,7 +64,7 @@ def finetune(images):
         return plans[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+        patch.setattr(loop, "plot_learning_curves", lambda *_: None)  # slow, and of no interest here
         patch.setattr(loop, "make_plan", lambda options: plans.append(make_plan(options)) or plans[-1])
         yield run
 

@@ -125,20 +125,12 @@ class ToolParser(argparse.ArgumentParser):
         words = [_hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.refuse(unknown)
+            word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+            if word is None:
+                self.error(f"unexpected argument {unknown[0]!r}")
+            question = did_you_mean(word, self._option_string_actions)
+            self.error(f"no option {word}" + (f"; {question}" if question else ""))
         return parsed
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Ends the process because of words that the parser does not know."""
-        word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
-        if word is None:
-            self.error(f"unexpected argument {unknown[0]!r}")
-        self.error(f"no option {word}{self.suggestion(word)}")
-
-    def suggestion(self, option: str) -> str:
-        """Returns a hint at the option that looks most like `option`."""
-        question = did_you_mean(option, self._option_string_actions)
-        return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2 and one line."""

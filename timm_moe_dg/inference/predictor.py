@@ -307,7 +307,7 @@ class Predictor:
             places = zip(self.names.all[:2], row.metadata or self.names.unknown, strict=False)
             rows.append({**dict.fromkeys(self.columns), "path": row.path, STATUS: UNREADABLE, **dict(places)})
         for name, column in table.items():
-            for position, value in zip(decoded.positions, _listed(column), strict=True):
+            for position, value in zip(decoded.positions, listed(column), strict=True):
                 rows[position][name] = value
         return {name: [row[name] for row in rows] for name in self.columns}
 
@@ -341,10 +341,11 @@ def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
 def _joined(pieces: Sequence[Column]) -> Column:
     if pieces and all(isinstance(piece, np.ndarray) for piece in pieces):
         return np.concatenate(pieces)
-    return [value for piece in pieces for value in _listed(piece)]
+    return [value for piece in pieces for value in listed(piece)]
 
 
-def _listed(column: Column) -> list[Any]:
+def listed(column: Column) -> list[Any]:
+    """Returns a column as a list."""
     return column.tolist() if isinstance(column, np.ndarray) else column
 
 
