@@ -29,7 +29,7 @@ from ..data import (
 from ..data.bands import Bands, band_settings
 from ..data.inspection import fingerprint, with_readable
 from ..data.splits import domain_positions, group_squares, hold_out, image_groups, make_splits
-from ..errors import ArgumentError, MoeDgError, ProtocolError
+from ..errors import ArgumentError, MoeDgError
 from ..finetuning.messages import role_line
 from ..finetuning.processes import check_world_size, leave_processes, process_state_kept
 from ..networks.averages import evaluation_view, load_predictor
@@ -222,9 +222,6 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
     """Positions of the domains that an option names, without repetition."""
     names, given = [domain.name for domain in domains], vars(options)[name]
     positions = domain_positions(given, names, name, [domain.group for domain in domains])
-    if not set(positions) <= set(range(len(domains))):
-        listing = ", ".join(f"{position} {domain}" for position, domain in enumerate(names))
-        raise ProtocolError.of(name, given, f"name domains out of: {listing}")
     return list(dict.fromkeys(positions))
 
 
