@@ -209,7 +209,9 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
         except (MoeDgError, OSError, RuntimeError) as error:
             if (message := explain(error)) is None:
                 raise
-            raise SystemExit(_shorten(f"{name}: {message}")) from error
+            # Messages of libraries have several lines, and quote whole files
+            text = one_line(" ".join(f"{name}: {message}".split()) if "\n" in message else f"{name}: {message}")
+            raise SystemExit(text if len(text) <= LONGEST else f"{text[:LONGEST]} ...") from error
         except SystemExit as end:
             if argv is None and end.code in (CTRL_C, TERMINATED):
                 end_at_once(end.code)
@@ -244,9 +246,3 @@ def explain(error: Exception) -> str | None:
     # The error for a CPU has no class of its own
     is_memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
     return f"memory is full; give a smaller --batch-size ({text})" if is_memory else None
-
-
-def _shorten(text: str) -> str:
-    """Joins the lines of a message and limits its length, because messages of libraries quote whole files."""
-    text = one_line(" ".join(text.split()) if "\n" in text else text)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -156,7 +156,10 @@ def load_model(options: Any, network: Network | None = None) -> LoadedModel:
     if network is not None:
         return LoadedModel(options.model, network.to(options.device) if options.device else network)
     warn_of_unfinished(options.model)
-    network = load_predictor(options.model, **model_keywords(options)).to(options.device or _local_device())
+    device, local = default_device(), os.environ.get("LOCAL_RANK", "")
+    if device == "cuda" and local.isdecimal():  # each process on a machine has a GPU of its own
+        device = f"cuda:{int(local) % torch.cuda.device_count()}"
+    network = load_predictor(options.model, **model_keywords(options)).to(options.device or device)
     return LoadedModel(options.model, network, find_calibration(options.model, network), options.img_size)
 
 
@@ -347,9 +350,3 @@ def _joined(pieces: Sequence[Column]) -> Column:
 def listed(column: Column) -> list[Any]:
     """Returns a column as a list."""
     return column.tolist() if isinstance(column, np.ndarray) else column
-
-
-def _local_device() -> str:
-    """The default device; of several processes on a machine each has a GPU of its own."""
-    device, local = default_device(), os.environ.get("LOCAL_RANK", "")
-    return f"cuda:{int(local) % torch.cuda.device_count()}" if device == "cuda" and local.isdecimal() else device
