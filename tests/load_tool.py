@@ -1,5 +1,6 @@
-"""Loads scripts of tools/ as modules."""
+"""Loads scripts of tools/ as modules, runs them, and reads the tables that they write."""
 
+import csv
 import importlib.util
 import sys
 from pathlib import Path
@@ -17,3 +18,14 @@ def load_tool(name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def run_tool(name: str, *words: object) -> None:
+    """Runs the command line of tools/NAME.py in this process."""
+    load_tool(name).main([*map(str, words)])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Reads the rows of a CSV file by column."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

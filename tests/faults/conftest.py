@@ -1,24 +1,16 @@
 """A small data folder and a small trained network, to be asked for impossible things."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.data.files import write_noise
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Three domains, two classes, four images of each."""
-    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for domain in ("a", "b", "c"):
-        for label in ("cat", "dog"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(4):
-                pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
-    return root
+    return write_noise(tmp_path_factory.mktemp("data"), "abc", ("cat", "dog"), images=4, side=16)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +28,7 @@ def ending(tmp_path, monkeypatch, capsys):
 
     def run(tool: str, *words: object) -> str:
         with pytest.raises(SystemExit) as caught:
-            load_tool(tool).main([*map(str, words)])
+            run_tool(tool, *words)
         code = caught.value.code
         if isinstance(code, str):
             assert code.startswith(f"{tool}.py: ")
