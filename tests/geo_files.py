@@ -1,6 +1,5 @@
 """A small georeferenced scene of two classes in halves, which differ in their first band, labels, and its tiles."""
 
-import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ import rasterio
 import rasterio.warp
 from rasterio.transform import from_origin
 
-from tests.load_tool import load_tool
+from tests.load_tool import read_rows, run_tool
 
 ORIGIN, PIXEL = (400_000, 5_600_000), 10  # meters in UTM zone 31 north
 NAMES = ("B02", "B03", "B04", "B08", "B8A")
@@ -69,7 +68,5 @@ def write_labels(path: Path, shapes: Iterable[tuple[str, tuple[int, int, int, in
 
 def tiles(scene: Path, labels: Path, output: Path, *words: str) -> list[dict[str, str]]:
     """Cuts tiles of 16 pixels, and returns the rows of their table."""
-    words = (str(scene), str(labels), "--size", "16", "--block", "2", "--output", str(output), *words)
-    load_tool("tiles").main(list(words))
-    with (output / "metadata.csv").open() as file:
-        return list(csv.DictReader(file))
+    run_tool("tiles", scene, labels, "--size", 16, "--block", 2, "--output", output, *words)
+    return read_rows(output / "metadata.csv")

@@ -1,5 +1,6 @@
-"""Loads scripts of tools/ and examples/ as modules."""
+"""Loads scripts of tools/ and examples/ as modules, runs them, and reads the tables that they write."""
 
+import csv
 import importlib.util
 import sys
 from pathlib import Path
@@ -31,3 +32,14 @@ def _load(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def run_tool(name: str, *words: object) -> None:
+    """Runs the command line of tools/NAME.py in this process."""
+    load_tool(name).main([*map(str, words)])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Reads the rows of a CSV file by column."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

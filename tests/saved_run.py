@@ -1,5 +1,7 @@
-"""Run folders with a small network in them, made without training."""
+"""Run folders with a small network in them, made without training, and what two runs have to have in common."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +32,11 @@ def saved_run(
     if args is not None:
         (folder / "args.yaml").write_text(yaml.safe_dump(args))
     return network
+
+
+def outcome(run: str | os.PathLike[str]) -> tuple[Any, ...]:
+    """Numbers and weights of a run with --save-rules oracle, without times."""
+    rows = [json.loads(line) for line in Path(run, "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["step_time"], row["args"]
+    return rows, *(Path(run, name, "model.safetensors").read_bytes() for name in ("best", "best_oracle"))

@@ -29,6 +29,7 @@ from PIL import Image
 import timm_moe_dg
 from tests.invented import invented_records, write_run
 from tests.load_tool import load_tool
+from tests.saved_run import outcome
 from tests.tools.test_finetune_resume import during_step
 from timm_moe_dg.errors import (
     ArgumentError,
@@ -63,14 +64,6 @@ def state():
         "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
         "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),  # noqa: NPY002
     }
-
-
-def outcome(folder):
-    """Numbers and weights of a run, without times."""
-    rows = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["step_time"], row["args"]
-    return rows, *(Path(folder, name, "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Learning curves have every number of an evaluation, bars those of a table, and grids the first images of classes."""
+"""Learning curves have every number of an evaluation, bars those of a table, and small pictures legible text."""
 
 import sys
 from dataclasses import replace
@@ -12,8 +12,6 @@ from PIL import Image
 from tests.invented import ARGS, make_record
 from tests.results.cells import table_of
 from timm_moe_dg.analysis.plots import (
-    FILE,
-    draw_learning_curves,
     learning_curves,
     plot_accuracies,
     plot_examples,
@@ -21,6 +19,7 @@ from timm_moe_dg.analysis.plots import (
     plot_runs,
     zeros,
 )
+from timm_moe_dg.analysis.style import NARROW, SHARED_COLOR, expert_color, fitted, optional_picture, text_size
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.results.runs import FinishedRun, RowKey
 
@@ -40,11 +39,11 @@ def test_curves_are_losses_accuracies_domains_and_roles():
 
 
 def test_a_picture_that_cannot_be_drawn_or_written_does_not_fail_the_run(tmp_path, monkeypatch, caplog):
-    draw_learning_curves([make_record()], "abc", tmp_path / "missing")
-    assert f"{FILE} is not drawn: [Errno 2]" in caplog.text
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    draw_learning_curves([make_record()], "abc", tmp_path)
-    assert f"{FILE} is not drawn: drawing needs matplotlib" in caplog.text
+    for folder, reason in (("missing", "[Errno 2]"), ("", "drawing needs matplotlib")):
+        with optional_picture(tmp_path / folder / "a.png") as path:
+            plot_learning_curves([make_record()], "abc", path)
+        assert f"a.png is not drawn: {reason}" in caplog.text
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not list(tmp_path.iterdir())
 
 
@@ -64,7 +63,7 @@ def test_means_are_black_held_out_domains_dashed_and_lines_without_values_left_o
 def test_a_picture_of_one_evaluation_and_of_a_run_that_diverged(tmp_path):
     records = [make_record(losses={"loss": value, "penalty": 0.0}) for value in (1.0, float("nan"), float("inf"))]
     for number in (1, 3):
-        draw_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path, f"{number}.png")
+        plot_learning_curves(records[:number], ["a", "$\\frac{$", "c" * 200], tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 5000
 
 
@@ -116,17 +115,38 @@ def test_bars_are_percent_with_errors_gaps_the_line_of_chance_and_the_number_of_
 
 def test_the_most_frequent_class_takes_the_place_of_guessing():
     facts = {"split_sizes": [[10, 5]] * 3, "most_frequent": [[9, 1], [6, 0], [1, 1]]}
-    args = [{**ARGS, **facts, "num_classes": 2, "domains": list("abc"), "test_envs": [test]} for test in (0, 1)]
-    runs = {ROW: [FinishedRun(Path("run"), [make_record(args=run_args)]) for run_args in args]}
-    table = table_of({ROW: [{0: 0.5}] * 4}, ["a", "b", "c", "average"], runs=runs)
-    name, values = zeros(table)
+    common = {**ARGS, **facts, "num_classes": 2, "domains": list("abc")}
+
+    def table_with(columns, held_out):
+        records = [make_record(args={**common, "test_envs": domains}) for domains in held_out]
+        runs = {ROW: [FinishedRun(Path("run"), [record]) for record in records]}
+        return table_of({ROW: [{0: 0.5}] * 4}, columns, runs=runs)
+
+    name, values = zeros(table_with(["a", "b", "c", "average"], [[0], [1]]))
     assert "most frequent class" in name
     assert values[:2] == [90.0, 60.0]
     assert isnan(values[2])
     assert values[3] == pytest.approx(75.0)
     # A table of one training domain has the out-splits of the runs that were trained on it
-    args = [{**args[0], "test_envs": [domain for domain in range(3) if domain != source]} for source in range(3)]
-    runs = {ROW: [FinishedRun(Path("run"), [make_record(args=run_args)]) for run_args in args]}
-    table = table_of({ROW: [{0: 0.5}] * 4}, ["a (IID)", "b", "c", "average OOD"], runs=runs)
+    table = table_with(["a (IID)", "b", "c", "average OOD"], [[1, 2], [0, 2], [0, 1]])
     _, values = zeros(replace(table, trained_on="a"))
     assert values[1:] == pytest.approx([0.0, 20.0, 10.0])
+
+
+def test_each_expert_keeps_its_color():
+    assert len({*map(expert_color, range(16))}) == 16
+    assert (expert_color(17), expert_color(-1)) == (expert_color(1), SHARED_COLOR)
+
+
+@pytest.mark.parametrize("width", [7.0, 9.0, 11.0])
+def test_text_is_eight_pixels_high_in_a_narrow_picture(width):
+    assert text_size(width) / 72 * NARROW / width == pytest.approx(8)
+
+
+def test_names_are_wrapped():
+    long = "a name that goes on and on, as those of folders and of classes of birds sometimes do in fact"
+    assert all(len(line) <= 20 for line in fitted(long, 20).splitlines())
+    assert (fitted("short", 20), fitted("", 20)) == ("short", " ")
+    assert fitted("deit_tiny_patch16_224", 13) == "deit_tiny_\npatch16_224"
+    assert fitted("two words_of a name", 13) == "two words_of\na name"
+    assert fitted("_hidden", 20) == " _hidden"  # no legend leaves it out

@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 import pytest
 import torch
 
-from tests.load_tool import TOOLS, load_tool
+from tests.load_tool import TOOLS, load_tool, run_tool
 from timm_moe_dg.__main__ import COMMANDS, main
 from timm_moe_dg.cli import tool
 from timm_moe_dg.cli.arguments import parse_arguments
@@ -53,7 +53,7 @@ def test_an_unknown_command_is_one_line_with_the_nearest(word, answer):
 
 def test_messages_name_the_tool_as_it_was_started(as_command, capsys, tmp_path):
     with pytest.raises(SystemExit, match=r"^report\.py: ArgumentError"):
-        load_tool("report").main([str(tmp_path)])
+        run_tool("report", tmp_path)
     assert tool.command("report") == "python tools/report.py"
     assert tool.command("finetune", "accelerate launch") == "accelerate launch tools/finetune.py"
     with pytest.raises(SystemExit, match=r"^timm-moe-dg report: ArgumentError"):

@@ -3,9 +3,10 @@
 import csv
 import gzip
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partialmethod
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ def write_domains(root: Path, domains: Sequence[str], classes: Sequence[str] = C
         for name in classes:
             for index in range(images):
                 write_image(root / domain / name / f"{domain}_{index}.png")
+    return root
+
+
+def write_noise(root: Path, domains: Iterable[str], classes: Iterable[str], images: int, side: int = 32) -> Path:
+    """Writes square images of noise as DOMAIN/CLASS/NUMBER.png."""
+    random = np.random.default_rng(0)
+    for domain, name in product(domains, classes):
+        (root / domain / name).mkdir(parents=True)
+        for number in range(images):
+            pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / domain / name / f"{number}.png")
     return root
 
 

@@ -51,7 +51,7 @@ def finetune(tmp_path_factory):
     (folder / "tilted_risk.py").write_text(FILE)
     tool = load_tool("finetune")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+        patch.setattr(loop, "plot_learning_curves", lambda *_: None)  # slow, and of no interest here
         patch.syspath_prepend(folder)
         yield lambda *words: tool.main([*RUN, *map(str, words)])
     sys.modules.pop("tilted_risk", None)

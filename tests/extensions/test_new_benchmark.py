@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from timm_moe_dg.data import BENCHMARKS, benchmarks, get_benchmark
 
 MODULE = """
@@ -63,6 +63,6 @@ def test_the_row_is_found_by_its_name_reads_the_data_and_is_planned(shades, caps
     assert [(domain.name, len(domain)) for domain in domains] == [("blue", 12), ("green", 12), ("red", 12)]
     assert domains[0].targets == [0, 1] * 6
     assert domains[2].image(1).getpixel((0, 0)) == (60 + 140 + 5, 0, 0)
-    words = ["--datasets", "shades", "--data-dir", str(shades), "--trial-seeds", "0", "--output", str(shades / "runs")]
-    load_tool("sweep").main([*words, "--dry-run"])
+    words = ["--datasets", "shades", "--data-dir", shades, "--trial-seeds", 0, "--output", shades / "runs"]
+    run_tool("sweep", *words, "--dry-run")
     assert capsys.readouterr().out.count("--dataset shades") == 3

@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 
 import timm_moe_dg
-from tests.load_tool import TOOLS, load_tool
-from tests.tools.test_finetune_resume import during_step, outcome
+from tests.load_tool import TOOLS, run_tool
+from tests.saved_run import outcome
+from tests.tools.test_finetune_resume import during_step
 
 pytestmark = pytest.mark.slow  # runs in processes of their own
 
@@ -39,11 +40,10 @@ def extended(tmp_path_factory):
 def earlier(tmp_path_factory):
     """Two runs without the option: a finished one and a stopped one."""
     output = tmp_path_factory.mktemp("earlier")
-    words = [*RUN, "--cpu-threads", "1", "--output", str(output), "--experiment"]
-    load_tool("finetune").main([*words, "whole"])
-    tool = load_tool("finetune")
+    words = [*RUN, "--cpu-threads", 1, "--output", output, "--experiment"]
+    run_tool("finetune", *words, "whole")
     with during_step(1, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit):
-        tool.main([*words, "stopped"])
+        run_tool("finetune", *words, "stopped")
     return output
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.data.files import write_domains
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 
 
@@ -28,7 +28,7 @@ def ending(tmp_path, monkeypatch, capsys):
 
     def run(tool: str, *words: object) -> str:
         with pytest.raises(SystemExit) as caught:
-            load_tool(tool).main([*map(str, words)])
+            run_tool(tool, *words)
         code = caught.value.code
         if isinstance(code, str):
             assert code.startswith(f"{tool}.py: ")

@@ -83,7 +83,7 @@ def train(tool: Any, words: list[str], sharded: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         original = loop.finish
         patch.setattr(loop, "finish", finish)
-        patch.setattr(loop, "draw_learning_curves", lambda *_: None)
+        patch.setattr(loop, "plot_learning_curves", lambda *_: None)
         tool.main(words)
     return result
 

@@ -1,6 +1,5 @@
 """The loop of a run on a network of one block: the order of its parts, stopping and resuming, what is measured."""
 
-import json
 import math
 import signal
 from dataclasses import replace
@@ -13,6 +12,7 @@ from accelerate.utils import set_seed
 
 from tests.finetuning.plans import image_folder
 from tests.load_tool import load_tool
+from tests.saved_run import outcome
 from timm_moe_dg.algorithms import ALGORITHMS, ERM, Averaging, get_averaging
 from timm_moe_dg.algorithms.averaging import frozen_copy
 from timm_moe_dg.data import EvaluationImages, Split, evaluation_loader, evaluation_transform, seed_hash
@@ -62,7 +62,7 @@ def finetune(images):
         return plans[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curves", lambda *_: None)  # slow, and of no interest here
+        patch.setattr(loop, "plot_learning_curves", lambda *_: None)  # slow, and of no interest here
         patch.setattr(loop, "make_plan", lambda options: plans.append(make_plan(options)) or plans[-1])
         yield run
 
@@ -200,14 +200,6 @@ def reloaded_accuracies(folder, plan):
     config = data_config(network, 16)
     images = EvaluationImages(plan.domains, plan.splits, evaluation_transform((16, 16), config["mean"], config["std"]))
     return domain_accuracies(predict(network, evaluation_loader(images, batch_size=64, workers=0)), len(plan.domains))
-
-
-def outcome(folder):
-    """Everything that has to be the same."""
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["step_time"], row["args"]
-    return rows, *((folder / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
 
 
 # The loss rises from the first evaluation on, so that the average is over all steps after it

@@ -1,6 +1,5 @@
 """A calibrated network, a MoGE with training locations, and images, for tests of evaluate and of predict."""
 
-import csv
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.digits import CLASSES
@@ -20,12 +19,7 @@ QUICK = ["--workers", "0", "--batch-size", "2", "--part-size", "3"]
 
 
 def predict(*words):
-    load_tool("predict").main([*map(str, words), *QUICK])
-
-
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    run_tool("predict", *words, *QUICK)
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +27,10 @@ def calibrated(tmp_path_factory):
     """A network that was calibrated and evaluated, and images."""
     folder = tmp_path_factory.mktemp("calibrated")
     saved_run(folder, "gmoe_tiny_patch16", CLASSES)
-    words = ["--model", str(folder / "best"), "--dataset", "rotated_digits", "--test-domains", "rot_75"]
-    words += ["--workers", "0", "--batch-size", "500"]
-    load_tool("evaluate").main([*words, "--output", str(folder / "before")])
-    load_tool("evaluate").main([*words, "--calibrate", "--output", str(folder / "after")])
+    words = ["--model", folder / "best", "--dataset", "rotated_digits", "--test-domains", "rot_75"]
+    words += ["--workers", 0, "--batch-size", 500]
+    run_tool("evaluate", *words, "--output", folder / "before")
+    run_tool("evaluate", *words, "--calibrate", "--output", folder / "after")
     (folder / "images").mkdir()
     digits = get_benchmark("rotated_digits").read(None)[0]
     for index in range(5):

@@ -1,6 +1,5 @@
 """tools/evaluate.py: its numbers are those of logits computed by hand, and mistakes are named."""
 
-import csv
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.metrics import confusion_matrix, f1_score
 
 import timm_moe_dg
-from tests.load_tool import load_tool
+from tests.load_tool import read_rows, run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.data import (
     EvaluationImages,
@@ -27,6 +26,8 @@ from timm_moe_dg.data import (
 )
 from timm_moe_dg.data.inspection import fingerprint
 from timm_moe_dg.data.readers.digits import CLASSES, geo_digits, rotated_digits
+from timm_moe_dg.inference.evaluated import plot_confusion, plot_reliability
+from timm_moe_dg.metrics import calibration_bins
 from timm_moe_dg.networks.build import data_config
 from timm_moe_dg.networks.calibration import CALIBRATION, load_calibration
 from timm_moe_dg.networks.trained import load_trained
@@ -37,7 +38,7 @@ GMOE = "gmoe_tiny_patch16"
 
 
 def evaluate(*words):
-    load_tool("evaluate").main([*map(str, words), *QUICK])
+    run_tool("evaluate", *words, *QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,6 @@ def metrics_in(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_scores_are_those_of_the_logits(run):
     metrics = metrics_in(run[0] / "scores")
     accuracies = {}
@@ -85,7 +81,7 @@ def test_scores_are_those_of_the_logits(run):
     assert metrics["test_average_accuracy"] == pytest.approx(accuracies["rot_15"])
     assert metrics["worst_domains"] == [min(accuracies, key=accuracies.get)]
     assert metrics["dataset"] == "rotated_digits"
-    rows = rows_of(run[0] / "scores" / "per_domain.csv")
+    rows = read_rows(run[0] / "scores" / "per_domain.csv")
     assert [row["domain"] for row in rows] == [domain.name for domain in rotated_digits()]
     assert [row["test"] for row in rows] == ["0", "1", "0", "0", "0", "0"]
     assert [float(row["ece"]) for row in rows] == [scores["ece"] for scores in metrics["domains"].values()]
@@ -104,7 +100,7 @@ def test_accuracies_of_both_splits_are_those_that_a_run_records(run):
 
 
 def test_every_image_has_its_prediction_and_its_features(run):
-    rows, saved = rows_of(run[0] / "scores" / "predictions.csv"), np.load(run[0] / "features.npz")
+    rows, saved = read_rows(run[0] / "scores" / "predictions.csv"), np.load(run[0] / "features.npz")
     predicted = np.array([[float(row[f"P({name})"]) for name in CLASSES] for row in rows])
     # domains and images in the data's order
     assert np.abs(predicted - torch.cat(run[1]).softmax(1).numpy()).max() < 1e-4
@@ -137,7 +133,7 @@ def test_the_held_out_domain_comes_first_and_is_what_counts(run, tmp_path, capsy
     assert metrics["overall"]["accuracy"] == metrics["average_accuracy"] == pytest.approx(accuracy)
     assert metrics["worst_domains"] == ["rot_15"]
     assert metrics["domains"] == metrics_in(run[0] / "scores")["domains"]
-    rows = rows_of(tmp_path / "confusion.csv")
+    rows = read_rows(tmp_path / "confusion.csv")
     assert [row["class"] for row in rows] == list(CLASSES)
     counts = [[int(row[name]) for name in CLASSES] for row in rows]
     assert np.array_equal(counts, confusion_matrix(domain.targets, logits.argmax(1).numpy(), labels=range(10)))
@@ -253,7 +249,7 @@ def test_a_renamed_domain_keeps_its_role_and_every_domain_its_split_wherever_it_
     evaluate(*words)
     assert roles_in(tmp_path / "scores") == {"photo": "held out", "sketch": "train", "zebra": "train"}
     assert metrics_in(tmp_path / "scores")["counted_domains"] == ["photo"]
-    rows = rows_of(tmp_path / "scores" / "predictions.csv")
+    rows = read_rows(tmp_path / "scores" / "predictions.csv")
     for position, name in ((0, "zebra"), (2, "sketch")):
         outside = split_domain(20, position, trial_seed=3).outside
         expected = {os.path.basename(domains[position].file(index)) for index in outside}
@@ -282,14 +278,14 @@ def test_new_domains_leave_the_runs_split_by_groups_and_lose_images_of_its_group
     evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / "before")
     shutil.move(tmp_path / "new" / "site", tmp_path / "data")
     evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / "after")
-    before, after = (rows_of(tmp_path / name / "predictions.csv") for name in ("before", "after"))
+    before, after = (read_rows(tmp_path / name / "predictions.csv") for name in ("before", "after"))
     assert [row for row in after if row["domain"] != "site"] == before
     assert {row["file"][-6:-4] for row in after if row["domain"] == "site"} == {str(group) for group in range(20, 30)}
     assert "10 of 20 images of the new domain 'site' are of groups that the run trained on" in caplog.text
     (tmp_path / "data" / "photo" / "0" / "20.png").rename(tmp_path / "data" / "photo" / "0" / "10.png")
     for output in ("changed", "without"):  # photo may have had other groups in common with art
         evaluate("--model", f"local-dir:{tmp_path / 'best'}", "--output", tmp_path / output)
-        rows = rows_of(tmp_path / output / "predictions.csv")
+        rows = read_rows(tmp_path / output / "predictions.csv")
         assert {row["split"] for row in rows if row["domain"] == "art"} == {"in"}
         shutil.rmtree(tmp_path / "data" / "photo", ignore_errors=True)
 
@@ -381,3 +377,22 @@ def test_results_are_not_overwritten_unless_asked_for_and_need_no_matplotlib(run
     assert written == {"metrics.json", "per_domain.csv", "confusion.csv", "predictions.csv"}
     for name in ("confusion.png", "reliability.png"):
         assert f"{name} is not drawn: drawing needs matplotlib" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 10, 31])
+@pytest.mark.parametrize("name", ["{}", "a class with a long name, number {} $x_{{"])
+def test_no_label_is_cut_off(tmp_path, number, name):
+    classes = [name.format(index) for index in range(number)]
+    title = "model\nheld out: " + "a domain " * 20
+    plot_confusion(torch.eye(number, dtype=torch.long), classes, tmp_path / "a.png", title)
+    pixels = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
+    assert all((edge == 255).all() for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
+
+
+@pytest.mark.parametrize("number", [0, 1, 50])
+def test_a_reliability_diagram_of_any_number_of_predictions(tmp_path, number):
+    confidence = torch.linspace(0.3, 1, number)
+    bins = calibration_bins(confidence, confidence > 0.5)
+    plot_reliability({"held out": bins, "training": bins}, tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").width > 300

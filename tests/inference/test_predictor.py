@@ -15,8 +15,8 @@ from crepes.base import ConformalClassifier
 from PIL import Image
 
 import timm_moe_dg
-from tests.inference.conftest import TREES, predict, read
-from tests.load_tool import load_tool
+from tests.inference.conftest import TREES, predict
+from tests.load_tool import read_rows, run_tool
 from tests.networks.test_calibration import scored, scores
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.geography import domains_at
@@ -33,7 +33,7 @@ COLUMNS = ["logits", "features", "experts", "distance"]
 def test_every_image_has_a_status_and_certain_answers(calibrated, tmp_path, caplog):
     words = ["--model", calibrated / "best", calibrated / "images", "--coverage", "0.9", "--abstain", "0.2"]
     predict(*words, "--output", tmp_path / "p.csv", "--columns", "logits")
-    table = read(tmp_path / "p.csv")
+    table = read_rows(tmp_path / "p.csv")
     assert [row["status"] for row in table] == [*["ok"] * 5, "unlike", "unreadable"]
     calibration = load_calibration(f"local-dir:{calibrated / 'best'}")
     least = sorted(calibration.validation.of_target.tolist(), reverse=True)[int(np.ceil(299 * 0.9)) - 1]
@@ -65,14 +65,13 @@ def test_a_calibration_of_other_weights_is_left_out(calibrated, tmp_path, caplog
     (tmp_path / "best" / "config.json").write_text(json.dumps(config))
     predict(*words)
     assert "its calibration is of other weights or settings" in caplog.text
-    assert {row["status"] for row in read(tmp_path / "p.csv")} == {"ok", "unreadable"}
+    assert {row["status"] for row in read_rows(tmp_path / "p.csv")} == {"ok", "unreadable"}
     with pytest.raises(SystemExit, match=r"is not calibrated: .*evaluate.* --calibrate"):
         predict(*words, "--force", "--coverage", "0.9")
 
 
 def test_the_recipe_of_a_program_has_the_temperature(calibrated, tmp_path):
-    words = ["--model", str(calibrated / "best"), "--formats", "pt2"]
-    load_tool("export").main([*words, "--output", str(tmp_path)])
+    run_tool("export", "--model", calibrated / "best", "--formats", "pt2", "--output", tmp_path)
     recipe = json.loads((tmp_path / "preprocessing.json").read_text())
     assert recipe["temperature"] == load_calibration(f"local-dir:{calibrated / 'best'}").temperature
     assert recipe["probabilities"] == "softmax(logits / temperature)"

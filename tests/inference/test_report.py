@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 from math import nan
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from tests.data.files import write_noise
 from tests.invented import invented_records, write_run, write_sweep
+from tests.load_tool import run_tool
 from tests.saved_run import SMALL, saved_run
 from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.data.readers.digits import CLASSES as DIGITS
@@ -65,19 +65,6 @@ def page_of(folder: Path, **settings) -> Page:
     return Page(output.read_text())
 
 
-def paint(data: Path, domains=DOMAINS, classes=CLASSES, images=5) -> Path:
-    """Writes noise as DATA/DOMAIN/CLASS/IMAGE."""
-    random = np.random.default_rng(0)
-    for domain in domains:
-        for name in classes:
-            folder = data / domain / name
-            folder.mkdir(parents=True)
-            for number in range(images):
-                pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return data
-
-
 def made_run(folder: Path, data: Path, domains=DOMAINS, classes=CLASSES, model="gmoe_tiny_patch16", **args) -> Path:
     """Writes a run that holds out the first domain."""
     domains, classes = sorted(domains), sorted(classes)
@@ -96,7 +83,7 @@ def made_run(folder: Path, data: Path, domains=DOMAINS, classes=CLASSES, model="
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return paint(tmp_path_factory.mktemp("data"), EVIL_DOMAINS, EVIL_CLASSES, images=2)
+    return write_noise(tmp_path_factory.mktemp("data"), EVIL_DOMAINS, EVIL_CLASSES, images=2)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +127,7 @@ def test_without_experts_data_network_or_matplotlib_a_page_has_the_rest(run, dat
 @pytest.mark.parametrize(("classes", "domains", "images"), [(1, 2, 1), (16, 12, 16)])
 def test_awkward_sizes(tmp_path, classes, domains, images):
     names = [f"d{number}" for number in range(domains)], [f"class number {number}" for number in range(classes)]
-    data = paint(tmp_path / "data", *names, images=1)
+    data = write_noise(tmp_path / "data", *names, images=1)
     page = page_of(made_run(tmp_path / "run", data, *names))
     assert f"d0 (tested) {images} " in page.text
     assert ("d1 0 - - -" in page.text) == (classes == 1)  # too few images for an out-split
@@ -161,7 +148,7 @@ def test_a_mixture_of_geographic_experts_has_a_map_of_its_domains(tmp_path):
 def by_hand(tmp_path_factory):
     """The evaluation of a run, and for each domain (predicted, target, confidence) by hand."""
     root = tmp_path_factory.mktemp("run")
-    data = paint(root / "data", images=8)
+    data = write_noise(root / "data", DOMAINS, CLASSES, images=8)
     view = open_run(made_run(root / "run", data, trial_seed=5))
     domains = read_folder(data)
     splits = split_domains(domains, [], trial_seed=5, holdout_fraction=0.2)
@@ -191,7 +178,7 @@ def test_scores_and_confusions_are_of_images_that_were_not_trained_on(by_hand):
 
 
 def test_limited_images_are_the_same_ones_each_time_and_every_out_split_counts_without_test_domains(tmp_path):
-    data = paint(tmp_path / "data", images=4)
+    data = write_noise(tmp_path / "data", DOMAINS, CLASSES, images=4)
     view = open_run(made_run(tmp_path / "run", data))
     first, second = (evaluate_network(view, ReportSettings(max_images=2)) for _ in range(2))
     assert first.images.positions.tolist() == second.images.positions.tolist()
@@ -200,13 +187,13 @@ def test_limited_images_are_the_same_ones_each_time_and_every_out_split_counts_w
     evaluated = evaluate_network(view, ReportSettings())
     assert [scores.images for scores in evaluated.assessment.domains] == [2, 2, 2]
     assert int(evaluated.confusion.sum()) == 6
-    small = paint(tmp_path / "small", images=1)
+    small = write_noise(tmp_path / "small", DOMAINS, CLASSES, images=1)
     with pytest.raises(DataError, match="no image that the network was not trained on"):
         evaluate_network(open_run(made_run(tmp_path / "none", small, test_domains=[])), ReportSettings())
 
 
 def test_images_of_a_run_that_was_split_by_photograph_are_those_that_were_not_trained_on(tmp_path):
-    data = paint(tmp_path / "data", images=30)
+    data = write_noise(tmp_path / "data", DOMAINS, CLASSES, images=30)
     view = open_run(made_run(tmp_path / "run", data, split_by_photograph=True))
     evaluated = evaluate_network(view, ReportSettings())
     for index, domain in enumerate(read_folder(data)):
@@ -241,6 +228,15 @@ def test_cautions_name_divergence_an_unfinished_run_and_few_validation_images(tm
     unfinished, diverged, *_ = cautions_of(tmp_path / "half", finished=False)
     assert unfinished == "Not finished (failed), so the numbers will change"
     assert diverged == "Diverged (DivergenceError: step=7: the loss is nan)"
+
+
+def test_the_page_lies_in_the_folder_or_where_it_is_asked_for(tmp_path, capsys):
+    write_sweep(tmp_path / "sweep", trial_seeds=(0,), hparams_seeds=(0,))
+    run_tool("report", tmp_path / "sweep")
+    run_tool("report", tmp_path / "sweep", "--output", tmp_path / "page.html")
+    pages = [tmp_path / "sweep" / "report.html", tmp_path / "page.html"]
+    assert pages[0].read_text() == pages[1].read_text()
+    assert capsys.readouterr().out == "".join(f"written: {page}\n" for page in pages)
 
 
 def test_a_folder_without_a_run_is_refused_and_nothing_is_written(tmp_path):

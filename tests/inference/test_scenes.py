@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.geo_files import halves, write_scene
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.models.cases import randomize
 from tests.saved_run import SMALL
 from tests.storage.test_files import full_disk
@@ -60,8 +60,7 @@ def patches(height, width, bands=5):
 
 
 def predict(model, scene, output, *words):
-    words = ["--model", model, "--window", WINDOW, "--output", output, "--batch-size", 3, *words, scene]
-    load_tool("predict").main([str(word) for word in words])
+    run_tool("predict", "--model", model, "--window", WINDOW, "--output", output, "--batch-size", 3, *words, scene)
 
 
 def tile_by_tile(model, scene, folder, stride, bands, missing):
@@ -298,4 +297,4 @@ def test_windows_unlike_the_training_images_are_counted(gmoe, tmp_path, caplog, 
 
 def test_options_of_scenes_need_a_window(gmoe):
     with pytest.raises(SystemExit, match="stride=8: has no effect without --window"):
-        load_tool("predict").main(["--model", gmoe, "scene.tif", "--stride", "8"])
+        run_tool("predict", "--model", gmoe, "scene.tif", "--stride", 8)

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import timm_moe_dg  # noqa: F401 (registers the models)
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.storage.toy_runs import content, killed_at
 from timm_moe_dg.protocols.records import read_records
 from timm_moe_dg.protocols.selection import held_out_score, training_domain_validation, validation_score
@@ -33,14 +33,16 @@ RUN += ["--batch-size", "8", "--steps", "6", "--eval-freq", "3", "--lr", "0.01"]
 def runs(tmp_path_factory):
     """A run from random weights, two that start from it, one with a learning rate of 0, and one of another seed."""
     output = tmp_path_factory.mktemp("runs")
-    finetune = load_tool("finetune").main
-    common = [*RUN, "--output", str(output), "--experiment"]
-    finetune([*common, "start"])
-    start = ["--initial-checkpoint", str(output / "start" / "best" / "model.safetensors")]
-    finetune([*common, "a", "--seed", "1", *start])
-    finetune([*common, "b", "--seed", "2", *start, "--weight-decay", "0.1"])
-    finetune([*common, "still", "--lr", "0"])
-    finetune([*common, "apart", "--seed", "3"])
+    start = ["--initial-checkpoint", output / "start" / "best" / "model.safetensors"]
+    further = {
+        "start": [],
+        "a": ["--seed", 1, *start],
+        "b": ["--seed", 2, *start, "--weight-decay", 0.1],
+        "still": ["--lr", 0],
+        "apart": ["--seed", 3],
+    }
+    for name, words in further.items():
+        run_tool("finetune", *RUN, "--output", output, "--experiment", name, *words)
     return output
 
 
@@ -49,9 +51,7 @@ def average(runs, tmp_path):
     """Averages runs by name and returns the folder."""
 
     def run(*names, output="average", words=()):
-        load_tool("average").main(
-            [*(str(runs / name) for name in names), "--output", str(tmp_path / output), "--workers", "0", *words]
-        )
+        run_tool("average", *(runs / name for name in names), "--output", tmp_path / output, "--workers", 0, *words)
         return tmp_path / output
 
     return run
@@ -59,6 +59,18 @@ def average(runs, tmp_path):
 
 def weights(folder):
     return load_file(folder / "model.safetensors")
+
+
+def evaluated(folder, capfd):
+    """The line that evaluate prints about out-splits of rot_15."""
+    capfd.readouterr()
+    run_tool("evaluate", "--model", folder, "--workers", 0, "--split", "out", "--domains", "all")
+    return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("rot_15"))
+
+
+def card_of(folder):
+    run_tool("push_to_hub", folder, "--repo-id", "me/x", "--dry-run", "--output", folder.parent / "hub")
+    return next((folder.parent / "hub").rglob("README.md")).read_text()
 
 
 def test_a_soup_is_the_mean_and_loads_and_counts_like_a_run(runs, average, capfd):
@@ -71,15 +83,10 @@ def test_a_soup_is_the_mean_and_loads_and_counts_like_a_run(runs, average, capfd
     assert "weight_decay" not in record.args  # in which they differ
     network = timm.create_model(f"local-dir:{soup / 'best'}", pretrained=True)
     assert all(torch.equal(value, mean[name]) for name, value in network.state_dict().items())
-    load_tool("evaluate").main(["--model", str(soup), "--workers", "0", "--split", "out", "--domains", "all"])
-    printed = capfd.readouterr().out
-    assert f"{record.out_acc[1]:.4f}" in next(line for line in printed.splitlines() if line.startswith("rot_15"))
-    load_tool("collect_results").main([str(soup), str(runs / "a")])
+    assert f"{record.out_acc[1]:.4f}" in evaluated(soup, capfd)
+    run_tool("collect_results", soup, runs / "a")
     assert "ERM + uniform" in capfd.readouterr().out
-    load_tool("push_to_hub").main(
-        [str(soup), "--repo-id", "me/soup", "--dry-run", "--output", str(soup.parent / "hub")]
-    )
-    card = next((soup.parent / "hub").rglob("README.md")).read_text()
+    card = card_of(soup)
     assert "average a b --method uniform --output DIR" in card
     assert "single run" not in card
 
@@ -93,13 +100,10 @@ def test_diwa_is_not_below_its_best_member(runs, average):
 
 
 def test_wise_ft_ends_at_the_start_and_at_the_run(runs, average):
-    for name, start in (
-        ("a", runs / "start"),
-        ("still", runs / "still"),
-    ):  # with a file, and with a seed, to start from
+    for name, start in (("a", "start"), ("still", "still")):  # with a file, and with a seed, to start from
         wise = average(name, output=name, words=["--method", "wise_ft", "--alpha", "0", "1"])
-        for alpha, expected in (("0", start), ("1", runs / name)):
-            found, expected = weights(wise / f"alpha_{alpha}" / "best"), weights(expected / "best")
+        for alpha, expected in (("0", start), ("1", name)):
+            found, expected = weights(wise / f"alpha_{alpha}" / "best"), weights(runs / expected / "best")
             assert all(torch.equal(found[key], expected[key]) for key in expected)
         (record,) = read_records(wise / "alpha_0" / "results.jsonl")
         assert record.args["average_method"] == "wise_ft --alpha 0"
@@ -107,11 +111,10 @@ def test_wise_ft_ends_at_the_start_and_at_the_run(runs, average):
 
 def test_wise_ft_refuses_a_start_that_changed_since(runs, average, tmp_path):
     start = shutil.copy(runs / "start" / "best" / "model.safetensors", tmp_path / "start.safetensors")
-    name = ["--experiment", "moved", "--output", str(tmp_path), "--initial-checkpoint", str(start)]
-    load_tool("finetune").main([*RUN, *name])
+    run_tool("finetune", *RUN, "--experiment", "moved", "--output", tmp_path, "--initial-checkpoint", start)
     shutil.copy(runs / "still" / "best" / "model.safetensors", start)
     with pytest.raises(SystemExit, match=r"initial_checkpoint='.*start.safetensors': .*other weights under this name"):
-        average(str(tmp_path / "moved"), words=["--method", "wise_ft"])
+        average(tmp_path / "moved", words=["--method", "wise_ft"])
     assert not (tmp_path / "average").exists()
 
 
@@ -139,22 +142,19 @@ def test_the_same_command_completes_an_average_that_was_killed(names, words, ave
 
 
 def test_an_ensemble_of_other_preprocessing_is_scored_as_its_members_see_images(runs, average, tmp_path, capfd):
-    tool, words = load_tool("finetune").main, ["--output", str(tmp_path), "--experiment"]
-    tool([*RUN, *words, "dark", "--mean", "0", "0", "0", "--std", "0.1", "0.1", "0.1"])
-    tool([*RUN, *words, "plain"])
+    for name, words in {"dark": ["--mean", 0, 0, 0, "--std", 0.1, 0.1, 0.1], "plain": []}.items():
+        run_tool("finetune", *RUN, "--output", tmp_path, "--experiment", name, *words)
+    paths = (tmp_path / "dark", tmp_path / "plain")
     results = [
-        average(*(str(tmp_path / name) for name in order), output="_".join(order), words=["--method", "ensemble"])
-        for order in (("dark", "plain"), ("plain", "dark"))
+        average(*order, output=order[0].name + "_first", words=["--method", "ensemble"])
+        for order in (paths, paths[::-1])
     ]
     first, second = (read_records(result / "results.jsonl")[0] for result in results)
     assert (first.in_acc, first.out_acc) == (second.in_acc, second.out_acc)
     for result in results:
-        capfd.readouterr()
-        load_tool("evaluate").main(["--model", str(result), "--workers", "0", "--split", "out", "--domains", "all"])
-        line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("rot_15"))
-        assert f"{first.out_acc[1]:.4f}" in line
+        assert f"{first.out_acc[1]:.4f}" in evaluated(result, capfd)
     with pytest.raises(SystemExit, match=r"has mean=.*--method ensemble averages such runs"):
-        average(str(tmp_path / "dark"), str(tmp_path / "plain"), words=["--method", "uniform"])
+        average(*paths, words=["--method", "uniform"])
 
 
 def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_a_member(runs, average, tmp_path):
@@ -163,8 +163,7 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
 
     def probabilities(model):
         output = tmp_path / f"{model.name}.csv"
-        words = [str(tmp_path / "a.png"), "--model", str(model), "-j", "0", "--top-k", "10", "--output", str(output)]
-        load_tool("predict").main([*words, "--force"])
+        run_tool("predict", tmp_path / "a.png", "--model", model, "-j", 0, "--top-k", 10, "--output", output, "--force")
         _, row = csv.reader(output.read_text().splitlines())
         return {name: float(value) for name, value in zip(row[1:-1:2], row[2:-1:2], strict=True)}
 
@@ -173,18 +172,18 @@ def test_predict_averages_the_probabilities_of_an_ensemble_and_other_tools_name_
         probabilities(model) for model in (*(ensemble / "best" / member for member in "01"), ensemble)
     )
     assert both == pytest.approx({name: (first[name] + second[name]) / 2 for name in first}, abs=2e-6)
-    load_tool("report").main([str(ensemble)])
+    run_tool("report", ensemble)
     assert "average start apart --method ensemble" in (ensemble / "report.html").read_text()
     for tool, words in {
-        "export": ["--model", str(ensemble)],
-        "push_to_hub": [str(ensemble), "--repo-id", "me/ensemble", "--dry-run", "--output", str(tmp_path / "hub")],
-        "visualize": ["experts", str(ensemble)],
-        "finetune": [*RUN, "--model", f"local-dir:{ensemble / 'best'}", "--pretrained", "--output", str(tmp_path)],
+        "export": ["--model", ensemble],
+        "push_to_hub": [ensemble, "--repo-id", "me/ensemble", "--dry-run", "--output", tmp_path / "hub"],
+        "visualize": ["experts", ensemble],
+        "finetune": [*RUN, "--model", f"local-dir:{ensemble / 'best'}", "--pretrained", "--output", tmp_path],
     }.items():
         with pytest.raises(SystemExit, match=r"is an ensemble( of 2 networks, .* give one: .*best.0)?"):
-            load_tool(tool).main(words)
+            run_tool(tool, *words)
     with pytest.raises(SystemExit, match=r"is an ensemble of 2 networks, .* give one"):
-        average(str(ensemble), output="again")
+        average(ensemble, output="again")
     assert not (tmp_path / "again").exists()
 
 
@@ -223,14 +222,13 @@ def test_merged_experts_are_a_plain_network_that_timm_loads_without_this_package
     session = onnxruntime.InferenceSession(tmp_path / "plain.onnx")
     assert np.allclose(session.run(None, {"images": images.numpy()})[0], logits.numpy(), atol=1e-4)
     capfd.readouterr()
-    load_tool("predict").main([str(tmp_path / "a.png"), "--model", str(plain), "-j", "0"])
+    run_tool("predict", tmp_path / "a.png", "--model", plain, "-j", 0)
     assert capfd.readouterr().out.splitlines()[1].split(",")[1] == done.stdout.strip()
     (record,) = read_records(plain / "results.jsonl")
     expected = {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
     assert (record.args["model"], record.args["model_kwargs"]) == ("deit_tiny_patch16_224", expected)
     assert record.args["average_method"] == "experts"
-    load_tool("push_to_hub").main([str(plain), "--repo-id", "me/plain", "--dry-run", "--output", str(tmp_path / "hub")])
-    card = next((tmp_path / "hub").rglob("README.md")).read_text()
+    card = card_of(plain)
     assert "import timm_moe_dg" not in card
     assert "average a --method experts --output DIR" in card
 
@@ -288,7 +286,7 @@ def test_runs_on_other_data_or_of_another_model_are_named(runs, average, tmp_pat
         lines = [json.dumps({**row, "args": {**row["args"], key: value}}) for row in rows]
         (other / "results.jsonl").write_text("\n".join(lines) + "\n")
         with pytest.raises(SystemExit, match=f"has {key}='{value}', and "):
-            average("a", str(other))
+            average("a", other)
     full = tmp_path / "average"
     full.mkdir()
     (full / "notes.txt").write_text("mine")

@@ -25,15 +25,6 @@ def tool():
     return load_tool("benchmark")
 
 
-def run(tool, tmp_path, *words):
-    tool.main([*QUICK, "--output", str(tmp_path / "rows.json"), *words])
-    return json.loads((tmp_path / "rows.json").read_text())["rows"]
-
-
-def by_label(rows):
-    return {row["against"]: row for row in rows}
-
-
 @pytest.mark.slow
 def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dense_model(tmp_path):
     words = ["--models", "gmoe_tiny_patch16", "--img-size", "32", "--batch-size", "2", "--mode", "train"]
@@ -48,7 +39,7 @@ def test_the_equivalent_computes_as_much_as_the_experts_and_the_twin_is_the_dens
         held = 4 * 4 * row["parameters"] / 2**20
         # activations of one small image, the libraries' own buffers and gradients on their way add less than half
         assert held < row["peak_mib"] < 1.5 * held + 50
-    rows = by_label(rows)
+    rows = {row["against"]: row for row in rows}
     mixture, twin, equivalent = (rows[name] for name in ("gmoe_tiny_patch16", "dense twin", "FLOP-equivalent"))
     router = 2 * TOKENS * (WIDTH * PROJECTION + PROJECTION * EXPERTS)
     assert mixture["gmacs"] * 1e9 == pytest.approx(equivalent["gmacs"] * 1e9 + router)
@@ -63,7 +54,9 @@ def test_the_grid_of_settings_is_measured_and_printed(tool, tmp_path, capsys):
     implementations = [name for name in IMPLEMENTATIONS if name != "auto"]
     grid = {"--num-experts": ["2", "4"], "--amp-dtype": ["float32", "bfloat16"], "--implementation": implementations}
     words = [word for option, values in grid.items() for word in (option, *values)]
-    rows = run(tool, tmp_path, *SMALL, *words, "--batch-size", "3", "--mode", "train")
+    words += ["--batch-size", "3", "--mode", "train", "--output", str(tmp_path / "rows.json")]
+    tool.main([*QUICK, *SMALL, *words])
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     mixtures = [row for row in rows if row["against"] == row["model"]]
     varied = [(str(row["options"]["num_experts"]), row["dtype"], row["implementation"]) for row in mixtures]
     assert varied == list(product(*grid.values()))

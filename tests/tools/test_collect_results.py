@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.invented import invented_records, write_run, write_sweep
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.results.cells import cells_of
 from timm_moe_dg.results.runs import find_runs
 from timm_moe_dg.results.tables import make_tables
@@ -27,7 +27,7 @@ def shown(capsys):
     """Runs the tool and returns what it prints."""
 
     def run(*words):
-        load_tool("collect_results").main([*map(str, words)])
+        run_tool("collect_results", *words)
         return capsys.readouterr().out
 
     return run
@@ -52,7 +52,7 @@ def test_every_rule_that_there_are_runs_for_has_a_table(folder, shown):
 
 @pytest.mark.parametrize(("format_", "read"), [("csv", csv_rows), ("json", json.loads)])
 def test_other_programs_get_every_cell_with_its_number_of_seeds(folder, capsys, format_, read):
-    load_tool("collect_results").main([str(folder), "--rules", "oracle", "--format", format_])
+    run_tool("collect_results", folder, "--rules", "oracle", "--format", format_)
     streams = capsys.readouterr()
     (table,) = make_tables(find_runs([folder])[0], ["oracle"])
     rows = iter(read(streams.out))
@@ -79,7 +79,7 @@ def test_whole_domain_is_another_number(folder, tmp_path, shown, capsys):
     words = (folder, "--rules", "oracle")
     assert shown(*words) != shown(*words, "--whole-domain")
     write_run(tmp_path / "single", invented_records([1, 2]))
-    load_tool("collect_results").main([str(tmp_path), "--whole-domain"])
+    run_tool("collect_results", tmp_path, "--whole-domain")
     assert "--whole-domain has no effect on: toy, trained on domain 0 alone" in capsys.readouterr().err
 
 
@@ -111,26 +111,25 @@ def test_the_papers_figures_stand_beside_a_recipe_s_folder(tmp_path, shown, caps
     assert (out.count("(papers)"), out.count(stated)) == (1, 1)
     (average,) = [row for row in csv_rows(shown(*words, "csv")) if row["column"] == "average"]
     assert average["papers"] == stated
-    load_tool("collect_results").main([str(tmp_path / "other"), "--papers"])
+    run_tool("collect_results", tmp_path / "other", "--papers")
     streams = capsys.readouterr()
     assert "(papers)" not in streams.out
     assert "papers: PACS, ERM, gmoe_small_patch16: no recipe has its settings" in streams.err
 
 
 def test_what_no_table_counts_is_named_on_lines_of_its_own(tmp_path, capsys):
-    tool = load_tool("collect_results")
     write_sweep(tmp_path / "sweep", dataset="colored\ndigits", skip=[((0,), 0, 0)])
     write_run(tmp_path / "sweep" / "none\nheld", invented_records([]))
-    tool.main([str(tmp_path / "sweep"), "--rules", "oracle", "ood_f1_macro", "--format", "csv"])
+    run_tool("collect_results", tmp_path / "sweep", "--rules", "oracle", "ood_f1_macro", "--format", "csv")
     errors = capsys.readouterr().err
     assert r"missing in colored\ndigits" in errors
     assert re.search(r"left out: .*none\\nheld", errors)
     assert "ood_f1_macro: no run has" in errors
     for test in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3]):
         write_run(tmp_path / "runs" / f"held_{len(test)}", invented_records(test, num_domains=5))
-    tool.main([str(tmp_path / "runs")])
+    run_tool("collect_results", tmp_path / "runs")
     assert re.findall(r"holds out (\d) domains, in no table: .*/held_(\d)", capsys.readouterr().err) == [("3", "3")]
-    tool.main([str(tmp_path / "runs"), "--rules", "oracle"])  # others are left out by choice
+    run_tool("collect_results", tmp_path / "runs", "--rules", "oracle")  # others are left out by choice
     assert "in no table" not in capsys.readouterr().err
 
 

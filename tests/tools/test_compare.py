@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from tests.invented import ARGS, make_record
-from tests.load_tool import load_tool
+from tests.load_tool import load_tool, run_tool
 from timm_moe_dg.comparisons import compare as comparison
 from timm_moe_dg.comparisons import sweep as sweeps
 from timm_moe_dg.protocols.records import read_records
@@ -95,18 +95,10 @@ def test_rows_are_chosen_or_ones_own(compare, tmp_path):
     words = ["--rows", "most_frequent", "dense", str(tmp_path / "rows.yaml"), "--domains", "a"]
     out = compare(*words, "--rates", "0.1", "0.2")
     assert "learning rates by validation: " in out
-    assert {name.split("-")[1] for name in compare.begun} == {
-        "dense_lr0.1",
-        "dense_lr0.2",
-        "few_lr0.1",
-        "few_lr0.2",
-        "dense",
-        "few",
-    }
-    tried = read_records(
-        compare.folder.with_name("out-rates") / "folder-few_lr0.2-test0-trial5-hparams0" / "results.jsonl"
-    )
-    assert tried[0].args["lr"] == 0.2
+    names = {f"{row}{rate}" for row in ("dense", "few") for rate in ("", "_lr0.1", "_lr0.2")}
+    assert {name.split("-")[1] for name in compare.begun} == names
+    tried = compare.folder.with_name("out-rates") / "folder-few_lr0.2-test0-trial5-hparams0"
+    assert read_records(tried / "results.jsonl")[0].args["lr"] == 0.2
     assert (compare.folder / "folder-few-test0-trial4-hparams0" / "done").exists()
     again = compare(*words, "--rates", "0.2", "0.1")
     assert not compare.begun
@@ -127,8 +119,8 @@ def test_tables_are_rows_and_words_reach_every_row(compare, tmp_path):
 
 
 def test_a_run_can_be_the_source_and_small_networks_have_no_trunk(compare, photos, tmp_path, capsys):
-    words = ["--dataset", "folder", "--data-dir", str(photos), "--model", SCRATCH[1], "--output", str(tmp_path)]
-    load_tool("finetune").main([*words, "--experiment", "base", "--test-domains", "a", *SHORT])
+    words = ["--dataset", "folder", "--data-dir", photos, "--model", SCRATCH[1], "--output", tmp_path]
+    run_tool("finetune", *words, "--experiment", "base", "--test-domains", "a", *SHORT)
     capsys.readouterr()
     source = ["--source", str(tmp_path / "base"), "--no-from-scratch", "--rows", "probe", "gmoe", "--domains", "b"]
     assert "the source was trained on b, c: scores there are too good" in compare(*source, "--dry-run")

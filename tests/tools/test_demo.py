@@ -1,6 +1,5 @@
 """The page on which people try a model: its answers are those of predict, and mistakes are one line."""
 
-import csv
 import shutil
 import socket
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.load_tool import load_tool, read_rows, run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.errors import MoeDgError
 from timm_moe_dg.inference import predictor as inference
@@ -35,10 +34,9 @@ def moge(tmp_path_factory):
 
 def predicted(folder, image, *words):
     """The row that the command writes, and its classes with their probabilities."""
-    output = folder / "predicted.csv"
-    words = ["--model", str(folder), *words, "--top-k", "5", "-j", "0", "--output", str(output), "--force"]
-    load_tool("predict").main([image, *words])
-    (row,) = csv.DictReader(output.read_text().splitlines())
+    words = ["--model", folder, *words, "--top-k", 5, "-j", 0, "--output", folder / "predicted.csv", "--force"]
+    run_tool("predict", image, *words)
+    (row,) = read_rows(folder / "predicted.csv")
     return row, {row[f"class{rank}"]: float(row[f"probability{rank}"]) for rank in ("", "_2", "_3", "_4", "_5")}
 
 
@@ -55,7 +53,7 @@ def test_a_place_changes_the_answer_as_it_does_for_predict(image, moge):
     (moge / "places.csv").write_text(f"path,lon,lat\n{image},13.4,0\n")
     predictor = demo.open_predictor(f"local-dir:{moge / 'best'}")
     answers = [demo.answer(predictor, image, *place) for place in ((13.4, 0), (None, None), (13.4, None))]
-    assert answers[0][0] == predicted(moge, image, "--metadata", str(moge / "places.csv"))[1]
+    assert answers[0][0] == predicted(moge, image, "--metadata", moge / "places.csv")[1]
     assert answers[1][0] == answers[2][0] == predicted(moge, image)[1]
     assert answers[0][0] != answers[1][0]
     assert ["No place is given" in remarks for _, remarks in answers] == [False, True, True]
@@ -78,9 +76,9 @@ def test_location_ids_are_answered_as_by_predict_and_the_network_is_loaded_once(
 
 
 def test_a_calibrated_model_has_sets_and_a_status(image, tmp_path):
-    words = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--workers", "0", "--batch-size", "500"]
+    words = ["--dataset", "rotated_digits", "--test-domains", "rot_75", "--workers", 0, "--batch-size", 500]
     saved_run(tmp_path, "gmoe_tiny_patch16", [str(index) for index in range(10)])
-    load_tool("evaluate").main(["--model", str(tmp_path), *words, "--calibrate"])
+    run_tool("evaluate", "--model", tmp_path, *words, "--calibrate")
     row, _ = predicted(tmp_path, image, "--coverage", "0.9")
     _, remarks = demo.answer(demo.open_predictor(f"local-dir:{tmp_path / 'best'}"), image)
     assert f"images: **{', '.join(row['set'].split('|'))}**" in remarks

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg import networks
 from timm_moe_dg.data import evaluation_transform
@@ -28,10 +28,6 @@ PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images
 pytestmark = pytest.mark.slow  # programs are exported and run
 
 
-def export(*words):
-    load_tool("export").main(list(map(str, words)))
-
-
 @pytest.fixture(scope="module", params=["gmoe_tiny_patch16", "moge_tiny"])
 def exported(request, tmp_path_factory):
     """A folder of programs, the model that they were made of, and what the tool printed."""
@@ -40,7 +36,7 @@ def exported(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         printed = []
         patch.setattr("builtins.print", lambda *words, **options: printed.append(" ".join(map(str, words))))
-        export("--model", f"local-dir:{folder / 'best'}", "--output", folder / "programs")
+        run_tool("export", "--model", f"local-dir:{folder / 'best'}", "--output", folder / "programs")
     model = timm.create_model(f"local-dir:{folder / 'best'}", pretrained=True).eval()
     return folder / "programs", model, "\n".join(printed)
 
@@ -150,7 +146,7 @@ def test_programs_are_not_overwritten_unless_asked_for(exported, plain):
     folder = exported[0]
     before = (folder / "model.onnx").read_bytes()
     with pytest.raises(SystemExit, match=r"holds model.pt2, preprocessing.json already.*--force"):
-        export(*plain, "--formats", "pt2", "--output", folder)
+        run_tool("export", *plain, "--formats", "pt2", "--output", folder)
     assert (folder / "model.onnx").read_bytes() == before
 
 
@@ -158,7 +154,7 @@ def test_a_program_that_answers_differently_is_not_left_behind(plain, tmp_path, 
     wrong = networks.export.FORMATS["pt2"]._replace(load=lambda path: lambda images: torch.zeros(len(images), 1000))
     monkeypatch.setattr(networks.export, "FORMATS", {"pt2": wrong})
     with pytest.raises(SystemExit, match=r"export.py: ExportError: format='pt2': its logits differ"):
-        export(*plain, "--formats", "pt2", "--output", tmp_path / "new")
+        run_tool("export", *plain, "--formats", "pt2", "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -173,5 +169,5 @@ def test_a_program_that_answers_differently_is_not_left_behind(plain, tmp_path, 
 )
 def test_a_mistake_is_named_and_leaves_nothing(tmp_path, words, message):
     with pytest.raises(SystemExit, match=message):
-        export("--model", *(word.format(folder=tmp_path) for word in words), "--output", tmp_path / "new")
+        run_tool("export", "--model", *(word.format(folder=tmp_path) for word in words), "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()

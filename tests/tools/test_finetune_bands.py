@@ -1,6 +1,5 @@
 """MoGE on a place folder of five bands: trained, resumed bit for bit, evaluated, asked, and drawn."""
 
-import csv
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.band_files import band_folder, write_tiff
-from tests.load_tool import load_tool
+from tests.load_tool import read_rows, run_tool
 from timm_moe_dg.data.readers.images import read_pixels
 from timm_moe_dg.networks.calibration import load_calibration
 from timm_moe_dg.protocols.records import read_records
@@ -31,8 +30,8 @@ def data(tmp_path_factory):
 
 
 def finetune(data, output, name, *words):
-    words = ["--dataset", "place_folder", "--data-dir", str(data), *SMALL, "--output", str(output), *words]
-    load_tool("finetune").main([*words, "--experiment", name])
+    data_words = ["--dataset", "place_folder", "--data-dir", data]
+    run_tool("finetune", *data_words, *SMALL, "--output", output, *words, "--experiment", name)
     return output / name
 
 
@@ -45,7 +44,7 @@ def from_rgb(folder):
     """Options that start from the weights of a network of RGB images."""
     rgb = timm.create_model("moge_tiny", img_size=16, patch_size=8, depth=2, embed_dim=24, num_heads=3, moe_layers=(1,))
     torch.save(rgb.state_dict(), folder / "rgb.pth")
-    return ["--initial-checkpoint", str(folder / "rgb.pth"), "--steps", "1", "--lr", "0"]
+    return ["--initial-checkpoint", folder / "rgb.pth", "--steps", "1", "--lr", "0"]
 
 
 def kernels(run):
@@ -81,34 +80,33 @@ def test_the_mean_and_deviation_of_the_training_images_stay_with_the_model(run, 
 
 def test_a_run_that_goes_on_is_bit_for_bit_the_one_that_never_ended(run, data, tmp_path):
     short = finetune(data, tmp_path, "b", "--in-chans", "5", "--steps", "3")
-    load_tool("finetune").main(["--resume", str(short), "--steps", "5"])
+    run_tool("finetune", "--resume", short, "--steps", 5)
     one, other = (load_file(folder / "best_oracle" / "model.safetensors") for folder in (run, short))
     assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
     assert (short / "best" / "config.json").read_text() == (run / "best" / "config.json").read_text()
 
 
 def test_its_network_is_evaluated_on_the_same_images_as_in_training(run, tmp_path):
-    load_tool("evaluate").main(["--model", f"local-dir:{run / 'best'}", "-j", "0", "--output", str(tmp_path / "out")])
-    measured = {row["domain"]: row for row in csv.DictReader((tmp_path / "out" / "per_domain.csv").open())}
-    assert [row["role"] for row in measured.values()].count("train") == 2
+    run_tool("evaluate", "--model", run, "-j", 0, "--output", tmp_path / "out")
+    measured = read_rows(tmp_path / "out" / "per_domain.csv")
+    assert [row["role"] for row in measured].count("train") == 2
     record = training_domain_validation(read_records(run / "results.jsonl"))
-    assert [float(row["in_accuracy"]) for row in measured.values()] == pytest.approx(record.in_acc)
+    assert [float(row["in_accuracy"]) for row in measured] == pytest.approx(record.in_acc)
 
 
 def test_predictions_are_those_of_the_saved_network(run, data, tmp_path):
-    words = ["--model", f"local-dir:{run / 'best'}", str(data), "-j", "0", "--metadata", str(data / "metadata.csv")]
-    load_tool("predict").main([*words, "--output", str(tmp_path / "p.csv")])
+    words = ["--model", run, data, "-j", 0, "--metadata", data / "metadata.csv"]
+    run_tool("predict", *words, "--output", tmp_path / "p.csv")
     network = timm.create_model(f"local-dir:{run / 'best'}", pretrained=True).eval()
     mean, std = (torch.tensor(network.pretrained_cfg[name]).view(5, 1, 1) for name in ("mean", "std"))
     temperature = load_calibration(f"local-dir:{run / 'best'}").temperature
-    rows = {row["path"]: row for row in csv.DictReader((tmp_path / "p.csv").open())}
-    with (data / "metadata.csv").open() as file:
-        for row in list(csv.DictReader(file))[:3]:
-            image = (read_pixels(str(data / row["path"]), 5) - mean) / std
-            place = torch.tensor([[float(row["lon"]), float(row["lat"])]])
-            with torch.no_grad():
-                expected = (network(image[None], place) / temperature).softmax(1).max().item()
-            assert float(rows[str(data / row["path"])]["probability"]) == pytest.approx(expected, abs=2e-6)
+    rows = {row["path"]: row for row in read_rows(tmp_path / "p.csv")}
+    for row in read_rows(data / "metadata.csv")[:3]:
+        image = (read_pixels(str(data / row["path"]), 5) - mean) / std
+        place = torch.tensor([[float(row["lon"]), float(row["lat"])]])
+        with torch.no_grad():
+            expected = (network(image[None], place) / temperature).softmax(1).max().item()
+        assert float(rows[str(data / row["path"])]["probability"]) == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +135,8 @@ def test_one_file_of_other_bands_among_the_training_images_is_found_before_train
 
 @pytest.mark.parametrize("words", [["--in-chans", "3"], []])
 def test_a_network_of_five_bands_is_not_evaluated_on_others(run, words):
-    words = ["--model", f"local-dir:{run / 'best'}", "--dataset", "rotated_digits", *words]
     with pytest.raises(SystemExit, match="in_chans=5"):
-        load_tool("evaluate").main([*words, "-j", "0"])
+        run_tool("evaluate", "--model", run, "--dataset", "rotated_digits", *words, "-j", 0)
 
 
 def test_weights_of_three_bands_start_a_network_of_five_as_timm_adapts_them(data, tmp_path):
@@ -150,8 +147,7 @@ def test_weights_of_three_bands_start_a_network_of_five_as_timm_adapts_them(data
 @pytest.mark.parametrize("named", [False, True])
 def test_the_card_s_snippet_reads_all_bands(run, named_run, data, tmp_path, capsys, named):
     run = named_run if named else run
-    words = [str(run), "--repo-id", "someone/bands", "--dry-run", "--output", str(tmp_path)]
-    load_tool("push_to_hub").main(words)
+    run_tool("push_to_hub", run, "--repo-id", "someone/bands", "--dry-run", "--output", tmp_path)
     card = (tmp_path / "hub" / "someone--bands" / "README.md").read_text()
     names = f" ({', '.join(f'sentinel2:{name}' for name in NAMES)})" if named else ""
     assert f"| 5 bands{names} of 16 x 16 pixels" in card

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.data.files import write_csv, write_image
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from timm_moe_dg.data import StepSampler
 from timm_moe_dg.storage.run_folder import Checkpoints
 
@@ -35,22 +34,14 @@ def traps(tmp_path_factory) -> Path:
     return root
 
 
-def trained(traps: Path, output: Path, method: str, *words: str) -> Path:
-    run = ["--dataset", "iWildCam_locations", "--data-dir", str(traps), "--algorithm", method]
-    load_tool("finetune").main([*run, *MODEL, *SIZE, *QUICK, "--output", str(output), "--experiment", "a", *words])
-    return output / "a"
-
-
-def algorithm_state(run: Path) -> dict[str, torch.Tensor]:
-    """State of the algorithm in the run's newest checkpoint."""
-    return Checkpoints(run / "checkpoints").newest()["per_process"][0]["algorithm"]
-
-
 def test_group_dro_s_weights_rise_for_the_traps_that_the_sampler_drew(traps, tmp_path):
-    run = trained(traps, tmp_path, "GroupDRO", "--hparams", '{"groupdro_eta": 0.5}', "--seed", "7")
+    words = ["--dataset", "iWildCam_locations", "--data-dir", traps, *MODEL, *SIZE, *QUICK]
+    words += ["--algorithm", "GroupDRO", "--hparams", '{"groupdro_eta": 0.5}', "--seed", 7]
+    run_tool("finetune", *words, "--output", tmp_path, "--experiment", "a")
     sampler = StepSampler(range(TRAPS), 2, domains_per_step=2, seed=7)
     drawn = {trap for step in range(STEPS) for trap in sampler.domain_indices(step)}
-    weights = algorithm_state(run)["weights"]
+    checkpoint = Checkpoints(tmp_path / "a" / "checkpoints").newest()
+    weights = checkpoint["per_process"][0]["algorithm"]["weights"]
     lowest = weights.min()
     assert {trap for trap in range(TRAPS) if weights[trap] > lowest} == drawn
     assert 0 < len(drawn) < TRAPS  # the seed leaves at least one undrawn

@@ -1,6 +1,5 @@
 """Runs that end early go on as if nothing had happened; runs that cannot go on say why."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,8 +14,9 @@ import pytest
 import yaml
 from accelerate.state import AcceleratorState
 
-from tests.load_tool import TOOLS, load_tool
+from tests.load_tool import TOOLS, run_tool
 from tests.quick_python import run_ranks
+from tests.saved_run import outcome
 from timm_moe_dg.finetuning import loop
 from timm_moe_dg.finetuning import run as running
 from timm_moe_dg.networks.calibration import CALIBRATION
@@ -31,17 +31,11 @@ RUN = [*MODEL, *RANDOM, *STEPS, "--lr", "0.001", "--sched", "cosine", "--averagi
 RUN += ["--save-rules", "oracle"]
 
 
-@pytest.fixture
-def tool():
-    """A fresh module, whose names a test may replace."""
-    return load_tool("finetune")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that was left alone."""
     output = tmp_path_factory.mktemp("whole")
-    load_tool("finetune").main([*RUN, "--output", str(output), "--experiment", "a"])
+    run_tool("finetune", *RUN, "--output", output, "--experiment", "a")
     return output / "a"
 
 
@@ -49,9 +43,8 @@ def whole(tmp_path_factory):
 def stopped(tmp_path_factory):
     """The same run, told to end while step 5 is taken."""
     output = tmp_path_factory.mktemp("stopped")
-    tool = load_tool("finetune")
     with during_step(5, partial(os.kill, os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit) as caught:
-        tool.main([*RUN, "--output", str(output), "--experiment", "a"])
+        run_tool("finetune", *RUN, "--output", output, "--experiment", "a")
     assert caught.value.code == 143
     return output / "a"
 
@@ -77,36 +70,22 @@ def during_step(step, action):
         yield
 
 
-def outcome(run):
-    """Everything that has to be the same."""
-    rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
-    for row in rows:
-        for name in ("step_time", "args"):
-            del row[name]
-    return rows, *((run / name / "model.safetensors").read_bytes() for name in ("best", "best_oracle"))
-
-
-def test_sigterm_saves_the_running_step(stopped):
-    assert sorted(path.name for path in (stopped / "checkpoints").iterdir()) == [
-        "step-000004.pt",
-        "step-000005.pt",
-    ]
-    assert len((stopped / "results.jsonl").read_text().splitlines()) == 2
-    assert not (stopped / "done").exists()
-
-
-def test_the_resumed_run_is_the_uninterrupted_one_bit_for_bit(whole, unfinished, tool, capfd):
-    tool.main(["--resume", str(unfinished), "--workers", "0"])
+def test_a_step_that_runs_at_sigterm_is_saved_and_the_resumed_run_is_the_uninterrupted_one(whole, unfinished, capfd):
+    saved = sorted(path.name for path in (unfinished / "checkpoints").iterdir())
+    assert saved == ["step-000004.pt", "step-000005.pt"]
+    assert len((unfinished / "results.jsonl").read_text().splitlines()) == 2
+    assert not (unfinished / "done").exists()
+    run_tool("finetune", "--resume", unfinished, "--workers", 0)
     assert outcome(unfinished) == outcome(whole)
     assert f"resumed {unfinished} after step 5" in capfd.readouterr().out
     assert not (unfinished / "checkpoints").exists()
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
-    tool.main([*RUN, "--output", str(unfinished.parent), "--experiment", "a", "--resume"])
+    run_tool("finetune", *RUN, "--output", unfinished.parent, "--experiment", "a", "--resume")
     assert "is finished: nothing to do" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
 
 
-def test_a_run_that_ends_while_it_is_calibrated_is_completed(whole, unfinished, tool):
+def test_a_run_that_ends_while_it_is_calibrated_is_completed(whole, unfinished):
     original, calibrations = running.calibrate, []
 
     def interrupted(*args, **keywords):
@@ -121,14 +100,14 @@ def test_a_run_that_ends_while_it_is_calibrated_is_completed(whole, unfinished, 
             assert not (unfinished / "done").exists()
             assert not (unfinished / "best" / CALIBRATION).exists()
             with nullcontext() if calibrations else pytest.raises(SystemExit, match="143"):
-                tool.main(["--resume", str(unfinished), "--workers", "0"])
+                run_tool("finetune", "--resume", unfinished, "--workers", 0)
     assert (unfinished / "done").exists()
     assert len(calibrations) == 2
     assert (unfinished / "best" / CALIBRATION).read_bytes() == (whole / "best" / CALIBRATION).read_bytes()
 
 
 @pytest.mark.parametrize("file", ["args.yaml", "checkpoints/step-000005.pt"])
-def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfinished, tool, monkeypatch, file):
+def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfinished, monkeypatch, file):
     if file == "args.yaml":
         args = yaml.safe_load((unfinished / file).read_text())
         (unfinished / file).write_text(yaml.safe_dump({**args, "format": 1}))
@@ -141,7 +120,7 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_line_and_not_touched(unfi
     before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")}
     said = "has format 1, written by timm_moe_dg 0.1.0, and this version reads format 3 alone; use the version that .*"
     with pytest.raises(SystemExit, match=rf"^finetune.py: FormatError: \w+='.*{file}': {said}$"):
-        tool.main(["--resume", str(unfinished)])
+        run_tool("finetune", "--resume", unfinished)
     assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*")} == before
 
 
@@ -153,13 +132,12 @@ def two_processes(rank, output, ports):
     for port, name in zip(ports, ("whole", "stopped", "resumed"), strict=True):
         os.environ["MASTER_PORT"] = str(port)
         AcceleratorState._reset_state(reset_partial_state=True)
-        tool = load_tool("finetune")
         terminated = during_step(1, partial(os.kill, os.getpid(), signal.SIGTERM))
         with (
             terminated if name == "stopped" and rank == 1 else nullcontext(),
             pytest.raises(SystemExit) if name == "stopped" else nullcontext(),
         ):
-            tool.main([*words, *(("stopped", "--resume") if name == "resumed" else (name,))])
+            run_tool("finetune", *words, *(("stopped", "--resume") if name == "resumed" else (name,)))
 
 
 def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, fresh_python):
@@ -172,7 +150,7 @@ def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, fresh_pytho
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_a_run_that_is_killed_can_be_resumed_at_once_and_not_before(whole, tmp_path, tool):
+def test_a_run_that_is_killed_can_be_resumed_at_once_and_not_before(whole, tmp_path):
     """The lock ends with the process, though forked workers may live for seconds more."""
     words = [*RUN, "--output", str(tmp_path), "--experiment", "a"]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS.parent), "OMP_NUM_THREADS": "1"}
@@ -182,10 +160,10 @@ def test_a_run_that_is_killed_can_be_resumed_at_once_and_not_before(whole, tmp_p
             time.sleep(0.01)
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(SystemExit, match=f"a': is in use by process {process.pid} on"):
-            tool.main([*words, "--resume", "auto"])
+            run_tool("finetune", *words, "--resume", "auto")
         process.kill()
         process.wait()
-        load_tool("finetune").main([*words, "--resume", "auto"])
+        run_tool("finetune", *words, "--resume", "auto")
         with suppress(ProcessLookupError):  # the workers have ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
     assert outcome(tmp_path / "a") == outcome(whole)

@@ -15,7 +15,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import timm_moe_dg
 from tests.data.files import read_few
-from tests.load_tool import load_tool
+from tests.load_tool import read_rows, run_tool
 from timm_moe_dg.analysis.geography import domains_at
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.protocols.records import read_records
@@ -28,15 +28,15 @@ QUICK = ["--dataset", "geo_digits", "--steps", "3", "--checkpoint-freq", "5", "-
          "--cpu-threads", "1", "--validation-batch-size", "500"]  # fmt: skip
 
 
-def train(folder: Path, *words: str) -> Path:
+def train(folder: Path, *words: object) -> Path:
     """Trains a run in `folder`/run."""
-    load_tool("finetune").main([*QUICK, *words, "--output", str(folder), "--experiment", "run"])
+    run_tool("finetune", *QUICK, *words, "--output", folder, "--experiment", "run")
     return folder / "run"
 
 
 def visualize(*words: str | Path) -> dict:
     """Draws pictures of the run that is among the words, and returns their numbers by file."""
-    load_tool("visualize").main([*map(str, words), "-b", "500"])
+    run_tool("visualize", *words, "-b", "500")
     (run,) = (word for word in words if isinstance(word, Path))
     return {path.stem: json.loads(path.read_text()) for path in (run / "figures").glob("*.json")}
 
@@ -117,21 +117,6 @@ def test_beyond_the_coverage_radius_every_tool_lets_the_shared_expert_answer(run
     assert findings["images_by_group_and_domain"] == [[0] * 6 + [50]]
 
 
-def test_prediction_takes_a_radius(run: Path, tmp_path: Path) -> None:
-    domain = next(domain for domain in geo_digits() if domain.group == "Oceania")
-    domain.image(0).save(tmp_path / "a.png")
-    (tmp_path / "where.csv").write_text(f"path,lon,lat\na.png,{','.join(map(str, domain.metadata[0]))}\n")
-    words = [str(tmp_path / "a.png"), "--model", f"local-dir:{run / 'best'}", "-j", "0", "--output"]
-    place = ["--metadata", str(tmp_path / "where.csv")]
-    rows = []
-    for radius, more in (("100", []), ("100", place), ("inf", place)):
-        load_tool("predict").main([*words, str(tmp_path / "out.csv"), "--force", "--coverage-radius", radius, *more])
-        rows.append((tmp_path / "out.csv").read_text().splitlines()[1].split(","))
-    (*shared, of_shared), (*covered, of_covered), (*routed, of_routed) = rows
-    assert (of_shared, of_covered, of_routed) == ("shared_expert", "outside_coverage", "ok")
-    assert covered == shared != routed
-
-
 def test_without_matplotlib_the_numbers_are_written(run, monkeypatch, caplog) -> None:
     shutil.rmtree(run / "figures", ignore_errors=True)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -144,7 +129,7 @@ def test_without_matplotlib_the_numbers_are_written(run, monkeypatch, caplog) ->
 def test_a_new_head_on_the_frozen_shared_path(run: Path, tmp_path: Path) -> None:
     start = run / "best" / "model.safetensors"
     options = ["--freeze", "backbone", "--expert-mode", "shared"]
-    shared = train(tmp_path, *MOGE, "--initial-checkpoint", str(start), *options)
+    shared = train(tmp_path, *MOGE, "--initial-checkpoint", start, *options)
     before, after = load_file(start), load_file(shared / "best" / "model.safetensors")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
     record = read_records(shared / "results.jsonl")[-1]
@@ -174,7 +159,7 @@ def test_a_held_out_region_is_scored_and_drawn_with_all_its_images(tmp_path: Pat
     numbers = visualize("domains", run, "--role", "ood")["analysis"]
     counts = map(sum, numbers["images_by_group_and_domain"])
     assert dict(zip(numbers["groups"], counts, strict=True)) == images
-    evaluated = load_tool("evaluate")
-    evaluated.main(["--model", str(run), "--split", "in", "--workers", "0", "--output", str(tmp_path / "scores")])
-    rows = (tmp_path / "scores" / "per_domain.csv").read_text().splitlines()
-    assert {row.split(",")[0] for row in rows if "test (ood)" in row} == {"train Asia", "id Asia", "ood Oceania"}
+    run_tool("evaluate", "--model", run, "--split", "in", "--workers", 0, "--output", tmp_path / "scores")
+    rows = read_rows(tmp_path / "scores" / "per_domain.csv")
+    found = {row["domain"] for row in rows if row["role"] == "test (ood)"}
+    assert found == {"train Asia", "id Asia", "ood Oceania"}

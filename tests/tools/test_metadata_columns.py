@@ -1,6 +1,5 @@
 """Columns of metadata.csv beside coordinates, from one command line to the next: train, resume, score, look."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -12,10 +11,8 @@ import yaml
 from PIL import Image
 
 from tests.data.files import write_csv
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from timm_moe_dg.analysis import geography
-from timm_moe_dg.networks.calibration import load_calibration
-from timm_moe_dg.networks.trained import load_trained, metadata_columns
 
 pytestmark = pytest.mark.slow
 
@@ -46,15 +43,11 @@ def table(folder) -> list[dict[str, object]]:
     return rows
 
 
-def finetune(*words: object) -> None:
-    load_tool("finetune").main(list(map(str, words)))
-
-
 @pytest.fixture(scope="module")
 def run(folder, table, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("output")
     data = ["--dataset", "place_folder", "--data-dir", folder]
-    finetune(*data, *MODEL, *QUICK, *COLUMNS, "--steps", "4", "--output", output, "--experiment", "a")
+    run_tool("finetune", *data, *MODEL, *QUICK, *COLUMNS, "--steps", "4", "--output", output, "--experiment", "a")
     return output / "a"
 
 
@@ -75,16 +68,14 @@ def test_the_network_has_an_encoder_for_each_column_standardized_by_the_training
 
 
 def test_a_run_resumes_with_its_columns_and_not_with_others(run, capsys):
-    finetune("--resume", run, "--steps", "6")
+    run_tool("finetune", "--resume", run, "--steps", "6")
     assert "\nstep 5 " in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"metadata_columns=\['month'\]"):
-        finetune("--resume", run, "--steps", "8", "--metadata-columns", "month")
+        run_tool("finetune", "--resume", run, "--steps", "8", "--metadata-columns", "month")
 
 
 def test_evaluate_takes_them_from_the_run_and_repeats_its_accuracies(run, folder, tmp_path):
-    load_tool("evaluate").main(
-        ["--model", f"local-dir:{run / 'best'}", "-j", "0", "--output", str(tmp_path / "scores")]
-    )
+    run_tool("evaluate", "--model", f"local-dir:{run / 'best'}", "-j", 0, "--output", tmp_path / "scores")
     metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())
     assert metrics["metadata_columns"] == ["month", "elevation"]
     rows = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
@@ -96,35 +87,16 @@ def test_evaluate_elsewhere_names_the_columns_that_it_lacks(run, folder, tmp_pat
     (tmp_path / "copy").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "copy" / name).write_bytes((run / "best" / name).read_bytes())
-    words = ["--model", f"local-dir:{tmp_path / 'copy'}", "--dataset", "place_folder", "--data-dir", str(folder)]
+    words = ["--model", f"local-dir:{tmp_path / 'copy'}", "--dataset", "place_folder", "--data-dir", folder, "-j", 0]
     with pytest.raises(SystemExit, match=r"metadata_columns=\[\]: .*month elevation"):
-        load_tool("evaluate").main([*words, "-j", "0"])
-    load_tool("evaluate").main([*words, "-j", "0", *COLUMNS])
-
-
-def test_predict_reads_the_columns_that_the_network_names(run, folder, table, tmp_path, capsys):
-    words = ["--model", f"local-dir:{run / 'best'}", "-j", "0", str(folder / "3.png"), str(folder / "4.png")]
-    load_tool("predict").main(
-        [*words, "--metadata", str(folder / "metadata.csv"), "--output", str(tmp_path / "out.csv")]
-    )
-    network = load_trained(f"local-dir:{run / 'best'}")
-    assert metadata_columns(network) == ("month", "elevation")
-    config = network.pretrained_cfg
-    mean, std = (torch.tensor(config[name]).view(3, 1, 1) for name in ("mean", "std"))
-    pixels = [torch.from_numpy(np.array(Image.open(folder / f"{n}.png"))).permute(2, 0, 1) / 255 for n in (3, 4)]
-    metadata = torch.tensor([[table[n][name] for name in ("lon", "lat", "month", "elevation")] for n in (3, 4)])
-    with torch.no_grad():
-        logits = network((torch.stack(pixels) - mean) / std, metadata.float())
-    expected = (logits / load_calibration(f"local-dir:{run / 'best'}").temperature).softmax(1).amax(1)
-    with (tmp_path / "out.csv").open() as file:
-        actual = [float(row["probability"]) for row in csv.DictReader(file)]
-    assert actual == pytest.approx(expected.tolist(), abs=2e-5)
+        run_tool("evaluate", *words)
+    run_tool("evaluate", *words, *COLUMNS)
 
 
 def test_pictures_of_a_run_with_columns(run, monkeypatch):
     draw, drawn = geography.plot_domain_map, []
     monkeypatch.setattr(geography, "plot_domain_map", lambda *args: drawn.append(args) or draw(*args))
-    load_tool("visualize").main([str(run), "--role", "id"])
+    run_tool("visualize", run, "--role", "id")
     assert (run / "figures" / "map.png").is_file()
     ((_, _, places, _),) = drawn
     assert {rows.shape[1] for rows in places.values()} == {2}  # matplotlib would draw further columns as other points

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.inference.predictor import Predictor
 
@@ -34,7 +34,7 @@ def write_tars(folder: Path) -> None:
                 tar.addfile(info, io.BytesIO(stored.getvalue()))
 
 
-def predict(words: list[str], log: Path) -> None:
+def predict(words: list[object], log: Path) -> None:
     """Runs the command in a fork, and logs each part that it begins to compute."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -46,7 +46,7 @@ def predict(words: list[str], log: Path) -> None:
         return original(self, decoded)
 
     with mock.patch.object(Predictor, "_predicted", noted):
-        load_tool("predict").main(words)
+        run_tool("predict", *words)
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_kills_lose_no_row_and_one_part_of_work_each(tmp_path):
     saved_run(tmp_path, "gmoe_tiny_patch16", ("ash", "oak"))
     write_tars(tmp_path)
     log, draw, fork = tmp_path / "log", random.Random(0), multiprocessing.get_context("fork")
-    words = ["--model", f"local-dir:{tmp_path / 'best'}", *map(str, sorted(tmp_path.glob("*.tar")))]
-    words += ["--output", str(tmp_path / "parts"), "--part-size", str(PART_SIZE), "--workers", "0"]
+    words = ["--model", tmp_path / "best", *sorted(tmp_path.glob("*.tar"))]
+    words += ["--output", tmp_path / "parts", "--part-size", PART_SIZE, "--workers", 0]
 
     def start(shard):
         process = fork.Process(target=predict, args=([*words, "--shard", f"{shard}/{SHARDS}"], log))

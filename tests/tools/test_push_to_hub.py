@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.hub.published import CLASSES, config_of, fine_tuned, write_run
 from tests.hub_server import fill_cache
 from tests.layers.encoders.satclip_checkpoint import released
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.models.cases import SMALL
 from timm_moe_dg.networks.calibration import Calibration, Scores, find_calibration, identify
 from timm_moe_dg.networks.trained import load_trained
@@ -23,24 +23,19 @@ REPOSITORY = "someone/network"
 SIZE = ["--img-size", "32", "--model-kwargs", "depth=4", "embed_dim=32", "num_heads=2"]
 
 
-@pytest.fixture(scope="module")
-def tool():
-    return load_tool("push_to_hub")
-
-
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
-def dry_run(tool, tmp_path, *words):
-    tool.main([*map(str, words), "--repo-id", REPOSITORY, "--output", str(tmp_path), "--dry-run"])
+def dry_run(tmp_path, *words):
+    run_tool("push_to_hub", *words, "--repo-id", REPOSITORY, "--output", tmp_path, "--dry-run")
     return tmp_path / "hub" / "someone--network"
 
 
-def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tool, tmp_path, capsys):
-    folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--private", "--revision", "try")
+def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tmp_path, capsys):
+    folder = dry_run(tmp_path, write_run(tmp_path / "run"), "--private", "--revision", "try")
     out = capsys.readouterr().out
     assert f"{folder} -> https://huggingface.co/{REPOSITORY}, branch try, private, if it is new" in out
     listed = dict(re.findall(r"^ +([\d,]+)  (\S+)$", out, re.MULTILINE))
@@ -52,15 +47,15 @@ def test_a_dry_run_writes_the_folder_and_says_what_would_go_where(tool, tmp_path
     assert again.num_classes == len(CLASSES)
 
 
-def test_the_report_which_shows_images_is_sent_only_when_asked_for(tool, tmp_path):
+def test_the_report_which_shows_images_is_sent_only_when_asked_for(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "report.html").write_text("<img>")
-    assert not (dry_run(tool, tmp_path, run) / "report.html").exists()
-    assert (dry_run(tool, tmp_path, run, "--with-report") / "report.html").read_text() == "<img>"
+    assert not (dry_run(tmp_path, run) / "report.html").exists()
+    assert (dry_run(tmp_path, run, "--with-report") / "report.html").read_text() == "<img>"
 
 
-def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
-    folder = dry_run(tool, tmp_path, write_run(tmp_path / "run"), "--with-space")
+def test_a_space_runs_the_page_of_the_published_model(tmp_path, capsys):
+    folder = dry_run(tmp_path, write_run(tmp_path / "run"), "--with-space")
     space = folder.with_name("someone--network--space")
     assert f"{space} -> https://huggingface.co/spaces/{REPOSITORY}" in capsys.readouterr().out
     header = yaml.safe_load((space / "README.md").read_text().split("---")[1])
@@ -74,11 +69,11 @@ def test_a_space_runs_the_page_of_the_published_model(tool, tmp_path, capsys):
     assert (space / "requirements.txt").read_text().startswith("timm_moe_dg[demo]==")
 
 
-def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
+def test_an_upcycled_model_is_its_dense_source(tmp_path):
     torch.manual_seed(0)
     dense = timm.create_model("deit_tiny_patch16_224", **{**SMALL, "num_classes": 1000, "img_size": 32}).eval()
     fill_cache(tmp_path / "cache", "timm/deit_tiny_patch16_224.fb_in1k", dense.state_dict())
-    folder = dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
+    folder = dry_run(tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -86,16 +81,16 @@ def test_an_upcycled_model_is_its_dense_source(tool, tmp_path):
     assert "an upcycled model without training" in (folder / "README.md").read_text()
     assert config_of(folder)["pretrained_cfg"]["interpolation"] == "bicubic"
     first = load_file(folder / "model.safetensors")
-    dry_run(tool, tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
+    dry_run(tmp_path, "--upcycled", "gmoe_tiny_patch16", *SIZE)
     second = load_file(folder / "model.safetensors")
     assert all(torch.equal(first[name], second[name]) for name in first)  # routers are a function of the seed
 
 
-def test_weights_of_a_file_keep_their_classifier(tool, tmp_path):
+def test_weights_of_a_file_keep_their_classifier(tmp_path):
     network = fine_tuned()
     save_file(network.state_dict(), tmp_path / "weights.safetensors")
     words = ["--model", "gmoe_tiny_patch16", "--initial-checkpoint", tmp_path / "weights.safetensors", *SIZE]
-    folder = dry_run(tool, tmp_path, *words, "--license", "cc-by-nc-4.0")
+    folder = dry_run(tmp_path, *words, "--license", "cc-by-nc-4.0")
     saved = load_file(folder / "model.safetensors")
     assert all(torch.equal(saved[name], value) for name, value in network.state_dict().items())
     card = (folder / "README.md").read_text()
@@ -103,14 +98,14 @@ def test_weights_of_a_file_keep_their_classifier(tool, tmp_path):
     assert "| Starting point | the file `weights.safetensors` |" in card
 
 
-def test_a_model_by_name_keeps_its_calibration_unless_its_logits_change(tool, tmp_path, caplog):
+def test_a_model_by_name_keeps_its_calibration_unless_its_logits_change(tmp_path, caplog):
     source = f"local-dir:{write_run(tmp_path / 'run') / 'best'}"
     scores = [Scores(torch.ones(1), torch.ones(1)) for _ in range(2)]
     calibration = Calibration(2.0, identify(load_trained(source)), "", list(CLASSES), *scores, [])
     save_calibration(calibration, tmp_path / "run" / "best")
-    folder = dry_run(tool, tmp_path, "--model", tmp_path / "run")
+    folder = dry_run(tmp_path, "--model", tmp_path / "run")
     assert find_calibration(f"local-dir:{folder}", load_trained(f"local-dir:{folder}")).temperature == 2.0
-    assert not (dry_run(tool, tmp_path, "--model", source, "--img-size", "64") / "calibration.safetensors").exists()
+    assert not (dry_run(tmp_path, "--model", source, "--img-size", "64") / "calibration.safetensors").exists()
     assert "its calibration is of other weights or settings, and is left out" in caplog.text
 
 
@@ -152,10 +147,10 @@ def local_encoder(run):
         (local_encoder, "CheckpointError: metadata_encoder=.*is a local file"),
     ],
 )
-def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complaint, tool, tmp_path):
+def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complaint, tmp_path):
     damage(write_run(tmp_path / "run"))
     with pytest.raises(SystemExit, match=rf"(?s)^push_to_hub\.py: {complaint}"):
-        dry_run(tool, tmp_path, tmp_path / "run")
+        dry_run(tmp_path, tmp_path / "run")
     assert [path for path in (tmp_path / "hub").rglob("*") if path.is_file()] == []
 
 
@@ -175,8 +170,8 @@ def test_a_run_that_would_not_load_is_refused_and_leaves_nothing(damage, complai
         (["run", "--repo-id", "some one/x"], "ArgumentError: repo_id='some one/x'"),
     ],
 )
-def test_mistakes_are_named(words, complaint, tool, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_named(words, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        tool.main(["--repo-id", REPOSITORY, *words])
+        run_tool("push_to_hub", "--repo-id", REPOSITORY, *words)
     assert re.search(complaint, f"{ended.value} {capsys.readouterr().err}")

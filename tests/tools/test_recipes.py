@@ -9,7 +9,7 @@ import timm
 import yaml
 
 from tests.invented import FIVE, make_record
-from tests.load_tool import TOOLS, load_tool
+from tests.load_tool import TOOLS, load_tool, run_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.comparisons.sweep import SweepOptions, read_sweep
 from timm_moe_dg.data import BENCHMARKS
@@ -47,7 +47,7 @@ def test_a_file_dry_runs_as_its_header_says(path, monkeypatch, tmp_path, capsys)
     assert str(path.relative_to(TOOLS.parent)) in words
     monkeypatch.chdir(TOOLS.parent)
     end = words.index("--") if "--" in words else len(words)
-    load_tool("sweep").main([*words[:end], "--dry-run", "--output", str(tmp_path), *words[end:]])
+    run_tool("sweep", *words[:end], "--dry-run", "--output", tmp_path, *words[end:])
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if not line.startswith("#")]
     total = int(re.search(r"# (\d+) runs in all", "\n".join(lines))[1])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from timm_moe_dg.comparisons import sweep as sweeps
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import fingerprint
@@ -47,20 +47,19 @@ def sweep(tmp_path, monkeypatch, capsys):
     """Runs the tool on the stand-in and returns (exit message, standard output)."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    tool = load_tool("sweep")
     monkeypatch.setattr(sweeps, "FINETUNE", script)
     monkeypatch.setattr(sweeps.signal, "signal", lambda *_: None)
 
     def run(*words, passed=()):
-        base = ["--datasets", "colored_digits", "--trial-seeds", "0", "--output", str(tmp_path / "runs")]
+        base = ["--datasets", "colored_digits", "--trial-seeds", 0, "--output", tmp_path / "runs"]
         try:
-            tool.main([*base, *words, *(["--", *passed] if passed else [])])
+            run_tool("sweep", *base, *words, *(["--", *passed] if passed else []))
             status = 0
         except SystemExit as error:
             status = error.code
         return status, capsys.readouterr().out
 
-    run.folder, run.tool = tmp_path / "runs", tool
+    run.folder = tmp_path / "runs"
     return run
 
 
@@ -174,7 +173,7 @@ def test_a_mistake_ends_the_sweep_before_it_starts(sweep, words, passed, complai
 
 def test_a_sweep_asks_for_its_data_set(sweep):
     with pytest.raises(SystemExit, match=r"^sweep.py: ArgumentError: datasets=None: give --datasets NAME, such as"):
-        sweep.tool.main(["--output", str(sweep.folder), "--dry-run"])
+        run_tool("sweep", "--output", sweep.folder, "--dry-run")
     assert not sweep.folder.exists()
 
 
@@ -183,8 +182,8 @@ def test_a_file_gives_rows_their_own_options_and_names(sweep, tmp_path):
     plan = {"rows": rows, "options": {"model_kwargs": {"depth": 4}, "steps": 7}}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     (tmp_path / "rows.yaml").write_text(yaml.safe_dump(rows))
-    plain = ["-c", str(tmp_path / "plan.yaml"), "--domains", "0"]
-    for words in (plain, [*plain, "--rows", str(tmp_path / "rows.yaml")]):
+    plain = ["-c", tmp_path / "plan.yaml", "--domains", 0]
+    for words in (plain, [*plain, "--rows", tmp_path / "rows.yaml"]):
         assert sweep(*words, passed=["--model-kwargs", "width=8"])[0] == 0
     assert len(list(sweep.folder.glob("*/args.yaml"))) == 2
     a, b = (yaml.safe_load(path.read_text()) for path in sorted(sweep.folder.glob("*/args.yaml")))
@@ -211,13 +210,12 @@ def test_words_for_all_runs_describe_the_data_too(sweep, tmp_path):
 @pytest.mark.slow
 def test_a_real_run_is_run_and_recognized(tmp_path, capsys, monkeypatch, fresh_python):
     monkeypatch.setattr(sys, "executable", fresh_python)
-    tool = load_tool("sweep")
     size = ["--model-kwargs", "embed_dim=48", "depth=2", "num_heads=3", "moe_layers=(1,)", "patch_size=8"]
     words = ["--datasets", "colored_digits", "--models", "gmoe_tiny_patch16", "--domains", "0", "--trial-seeds", "0"]
-    words += ["--output", str(tmp_path), "--", "--steps", "2", "--batch-size", "4", "--workers", "0", *size]
-    tool.main(words)
+    words += ["--output", tmp_path, "--", "--steps", "2", "--batch-size", "4", "--workers", "0", *size]
+    run_tool("sweep", *words)
     assert "[1/1] finished" in capsys.readouterr().out
-    tool.main(words)
+    run_tool("sweep", *words)
     assert "1 are finished or running, 0 to do" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="batch_size: 4 there, 16 planned"):
-        tool.main([word for word in words if word not in ("--batch-size", "4")])
+        run_tool("sweep", *(word for word in words if word not in ("--batch-size", "4")))

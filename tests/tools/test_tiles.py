@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.geo_files import halves, tiles, write_labels, write_scene
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.storage.test_files import full_disk
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.storage.files import owned
@@ -53,7 +53,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, change, messag
         labels.write_text(change["text"])
     words = ["--size", "16", "--block", "2", *change.get("words", ())]
     with pytest.raises(SystemExit, match=message):
-        load_tool("tiles").main([str(scene), str(labels), "--output", str(tmp_path / "data"), *words])
+        run_tool("tiles", scene, labels, "--output", tmp_path / "data", *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.geojson", "scene.tif"]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from examples.sprites import CLASSES, sprites
 from tests.invented import invented_records
-from tests.load_tool import load_tool
+from tests.load_tool import run_tool
 from tests.saved_run import saved_run
 from timm_moe_dg.analysis.maps import routing_maps
 from timm_moe_dg.analysis.run_view import open_run
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def visualize(*words: object) -> None:
-    load_tool("visualize").main([*map(str, words)])
+    run_tool("visualize", *words)
 
 
 def numbers(run: Path, name: str) -> dict:
@@ -131,8 +131,6 @@ def write_cub(root: Path) -> None:
     ("words", "message"),
     [
         (["experts", "--class", "cow"], "DataError: class='cow'"),
-        (["experts", "--block", "0"], "ArgumentError: block=0"),
-        (["experts", "--images", "there.png"], "DataError: images='there.png'"),
         (["domains"], "ArgumentError: model='MoeVisionTransformer'"),
         (["forced"], "ArgumentError: model='MoeVisionTransformer'"),
         (["attention", "--twin", "nowhere"], "ArgumentError: run='nowhere'"),

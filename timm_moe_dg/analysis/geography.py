@@ -23,8 +23,9 @@ from ..layers.encoders.coverage import distances
 from ..layers.reports import discovered_domains
 from ..metrics import group_accuracy
 from ..networks.build import Network
+from ..protocols.evaluation import evaluation_mode
 from ..storage.files import json_text, write_text
-from .run_view import RunView, evaluation_mode
+from .run_view import RunView
 from .style import (
     LEGEND_BELOW,
     SHARED_COLOR,

@@ -21,8 +21,9 @@ from ..errors import ArgumentError
 from ..layers import GeoMoeMlp, RoutedMlp
 from ..losses import record_routing
 from ..networks.build import Network
+from ..protocols.evaluation import evaluation_mode
 from ..storage.files import json_text
-from .run_view import Batch, ChosenImage, ImageRows, RunView, choose_images, evaluation_mode, small_pixels
+from .run_view import Batch, ChosenImage, ImageRows, RunView, choose_images, small_pixels
 from .style import LEGEND_BELOW, Style, expert_color, image_grid, swatch
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from .style import (
     fitted,
     image_grid,
     line_handle,
-    optional_picture,
     picture,
     swatch,
     text_size,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from ..results.tables import Table
     from .routing_statistics import Association, PermutationTest
 
-FILE = "learning_curves.png"
 MEANS = {"training-domain validation": "-", "test domain (in)": "--"}  # selection, and the papers' tables
 OUT = " (out)"  # suffix of a domain's name: accuracy on its out-split
 MAX_MARKED = 5  # evaluations; markers of more hide the dashes
@@ -49,12 +47,6 @@ MAX_WIDTH = 10.0  # inches, of bars
 MAX_LIFT = 8.0  # end of the color scale
 MAX_ROWS, MAX_COLUMNS = 40, 16  # of tables with numbers
 COLUMN_WIDTH, NUMBER_SIZE = 0.36, 8.0  # inches, and points of a number that fits into them
-
-
-def draw_learning_curves(records: Sequence[Record], domains: Sequence[str], folder: Path, file: str = FILE) -> None:
-    """Draws the curves of a run as `plot_learning_curves` does, and logs a warning if they cannot be drawn."""
-    with optional_picture(folder / file) as path:
-        plot_learning_curves(records, domains, path)
 
 
 def plot_learning_curves(records: Sequence[Record], domains: Sequence[str], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -147,18 +146,6 @@ def check_run(folder: Path) -> None:
     if not (folder / "args.yaml").is_file() or not (folder / "results.jsonl").is_file():
         remedy = "holds no args.yaml with results.jsonl; give a folder of finetune.py"
         raise ArgumentError.of("run", str(folder), remedy)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Within the context, the model is in evaluation mode and computes no gradients; its mode is restored."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 class ChosenImage(NamedTuple):

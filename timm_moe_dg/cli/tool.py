@@ -125,20 +125,12 @@ class ToolParser(argparse.ArgumentParser):
         words = [_hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         parsed, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.refuse(unknown)
+            word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+            if word is None:
+                self.error(f"unexpected argument {unknown[0]!r}")
+            question = did_you_mean(word, self._option_string_actions)
+            self.error(f"no option {word}" + (f"; {question}" if question else ""))
         return parsed
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Ends the process because of words that the parser does not know."""
-        word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
-        if word is None:
-            self.error(f"unexpected argument {unknown[0]!r}")
-        self.error(f"no option {word}{self.suggestion(word)}")
-
-    def suggestion(self, option: str) -> str:
-        """Returns a hint at the option that looks most like `option`."""
-        question = did_you_mean(option, self._option_string_actions)
-        return question and f"; {question}"
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2 and one line."""
@@ -217,7 +209,9 @@ def tool(main: Callable[[Sequence[str]], object]) -> Callable[..., None]:
         except (MoeDgError, OSError, RuntimeError) as error:
             if (message := explain(error)) is None:
                 raise
-            raise SystemExit(_shorten(f"{name}: {message}")) from error
+            # Messages of libraries have several lines, and quote whole files
+            text = one_line(" ".join(f"{name}: {message}".split()) if "\n" in message else f"{name}: {message}")
+            raise SystemExit(text if len(text) <= LONGEST else f"{text[:LONGEST]} ...") from error
         except SystemExit as end:
             if argv is None and end.code in (CTRL_C, TERMINATED):
                 end_at_once(end.code)
@@ -252,9 +246,3 @@ def explain(error: Exception) -> str | None:
     # The error for a CPU has no class of its own
     is_memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
     return f"memory is full; give a smaller --batch-size ({text})" if is_memory else None
-
-
-def _shorten(text: str) -> str:
-    """Joins the lines of a message and limits its length, because messages of libraries quote whole files."""
-    text = one_line(" ".join(text.split()) if "\n" in text else text)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -221,8 +221,7 @@ def domain_positions(
 ) -> list[int]:
     """Returns the positions of domains, given as positions (numbers), or as texts that are names or positions.
 
-    The name of a group stands for all its domains. As test domains, the text "none" alone gives no position. The caller
-    checks that positions exist.
+    The name of a group stands for all its domains. As test domains, the text "none" alone gives no position.
     """
     if list(given) == [NO_DOMAIN] and argument == "test_domains":
         if NO_DOMAIN in names:
@@ -233,6 +232,8 @@ def domain_positions(
     for value in given:
         members = [position for position, group in enumerate(groups) if group == value and value not in names]
         positions += members or [value if isinstance(value, int) else _domain_position(value, names, argument)]
+    if not set(positions) <= set(range(len(names))):
+        raise ProtocolError.of(argument, list(given), f"name domains out of: {_numbered(names)}")
     return positions
 
 
@@ -261,19 +262,21 @@ def _domain_position(text: str, names: Sequence[str], argument: str) -> int:
         return names.index(alike[0])
     if number is not None:
         return number
-    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
-    raise ProtocolError.of(argument, [text], f"no domain is called {text}; choose from: {listing}")
+    raise ProtocolError.of(argument, [text], f"no domain is called {text}; choose from: {_numbered(names)}")
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return ", ".join(f"{position} {name}" for position, name in enumerate(names))
 
 
 def training_domains(names: Sequence[str], test_domains: Sequence[int]) -> list[int]:
     """Returns the positions of the training domains: all but the test domains."""
-    listing = ", ".join(f"{position} {name}" for position, name in enumerate(names))
     unknown = [position for position in test_domains if not 0 <= position < len(names)]
     if unknown or len(set(test_domains)) < len(test_domains):
-        raise ProtocolError.of("test_domains", list(test_domains), f"name different domains out of: {listing}")
+        raise ProtocolError.of("test_domains", list(test_domains), f"name different domains out of: {_numbered(names)}")
     training = [position for position in range(len(names)) if position not in test_domains]
     if not training:
-        remedy = f"every domain is held out and none is left to train on; hold out fewer of: {listing}"
+        remedy = f"every domain is held out and none is left to train on; hold out fewer of: {_numbered(names)}"
         raise ProtocolError.of("test_domains", list(test_domains), remedy)
     return training
 

@@ -14,7 +14,8 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 from ..algorithms import Minibatches
-from ..analysis.plots import draw_learning_curves
+from ..analysis.plots import plot_learning_curves
+from ..analysis.style import optional_picture
 from ..data import check_readable, seed_hash
 from ..data.inspection import warn_of_copies
 from ..errors import ArgumentError, DivergenceError
@@ -100,7 +101,8 @@ def finish(run: FineTuning, stop: Interruption) -> None:
     run.evaluate_average(stop)
     if run.accelerator.is_main_process:
         folder = run.plan.folder
-        draw_learning_curves(folder.records, run.plan.names, folder.path)
+        with optional_picture(folder.path / "learning_curves.png") as path:
+            plot_learning_curves(folder.records, run.plan.names, path)
         if run.plan.options.calibrate:
             # Of several processes, the others wait for no answer of this one
             alone = run.accelerator.num_processes == 1

@@ -29,7 +29,7 @@ from ..data import (
 from ..data.bands import Bands, band_settings
 from ..data.inspection import fingerprint, with_readable
 from ..data.splits import domain_positions, group_squares, hold_out, image_groups, make_splits
-from ..errors import ArgumentError, MoeDgError, ProtocolError
+from ..errors import ArgumentError, MoeDgError
 from ..finetuning.messages import role_line
 from ..finetuning.processes import check_world_size, leave_processes, process_state_kept
 from ..networks.averages import evaluation_view, load_predictor
@@ -106,11 +106,6 @@ class FilledEvaluateOptions(EvaluateOptions):
 
     dataset: str
     in_chans: int
-
-    @property
-    def image_bands(self) -> Bands:
-        """The bands of the images."""
-        return Bands.of(self.bands or self.in_chans)
 
 
 class Evaluation(NamedTuple):
@@ -193,9 +188,9 @@ def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
 def _read_data(options: FilledEvaluateOptions) -> _Data:
     """Reads the data, and finds the run's domains and those that the options name in it."""
     run = run_arguments(options.model)
-    domains: Sequence[Domain] = get_benchmark(options.dataset).read(
-        options.data_dir, options.metadata_columns or (), options.image_bands, evaluating=True, columns=options.columns
-    )
+    place = (options.data_dir, options.metadata_columns or (), Bands.of(options.bands or options.in_chans))
+    read = get_benchmark(options.dataset).read
+    domains: Sequence[Domain] = read(*place, evaluating=True, columns=options.columns)
     digests = fingerprint(domains) if run.get("domain_digests") else []
     if options.skip_unreadable:
         domains, _ = drop_unreadable(domains, options.workers)
@@ -227,9 +222,6 @@ def _find_domains(options: EvaluateOptions, name: str, domains: Sequence[Domain]
     """Positions of the domains that an option names, without repetition."""
     names, given = [domain.name for domain in domains], vars(options)[name]
     positions = domain_positions(given, names, name, [domain.group for domain in domains])
-    if not set(positions) <= set(range(len(domains))):
-        listing = ", ".join(f"{position} {domain}" for position, domain in enumerate(names))
-        raise ProtocolError.of(name, given, f"name domains out of: {listing}")
     return list(dict.fromkeys(positions))
 
 
@@ -276,7 +268,7 @@ def _evaluate_network(options: FilledEvaluateOptions, data: _Data, accelerator: 
     network: Network = options.network or load_predictor(options.model, **{**model_keywords(options), "img_size": size})
     if options.network is None:
         warn_of_unfinished(options.model)
-    check_bands(network, options.image_bands)
+    check_bands(network, Bands.of(options.bands or options.in_chans))
     data = data._replace(domains=[replace(domain, bands=bands_of(network)) for domain in data.domains])
     warn_of_other_values(network, data.domains)
     domains, splits, positions = match_classes(network, data.domains, _split(options, data))

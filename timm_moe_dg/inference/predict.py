@@ -36,6 +36,7 @@ from .predictor import (
     PartOptions,
     Predictor,
     answer_columns,
+    listed,
 )
 
 JOB = "_job.json"  # readers of Parquet folders skip names with an underscore
@@ -101,9 +102,7 @@ def predict(options: PredictOptions, model: LoadedModel, file: TextIO | None = N
             file = stack.enter_context((folder / path.name).open("w", newline="", encoding="utf-8"))
         predictor = Predictor(options, model)
         for part in predictor.parts(enumerate(_parts(options, predictor))):
-            columns = (part.table[name] for name in names)
-            values = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
-            rows = list(map(list, zip(*values, strict=True)))
+            rows = list(map(list, zip(*(listed(part.table[name]) for name in names), strict=True)))
             if file is not None and rows:
                 cells = [[csv_path(path), *map(_cell, others)] for path, *others in rows]
                 write_rows(file, [names, *cells] if is_first else cells)

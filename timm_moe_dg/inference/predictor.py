@@ -156,7 +156,10 @@ def load_model(options: Any, network: Network | None = None) -> LoadedModel:
     if network is not None:
         return LoadedModel(options.model, network.to(options.device) if options.device else network)
     warn_of_unfinished(options.model)
-    network = load_predictor(options.model, **model_keywords(options)).to(options.device or _local_device())
+    device, local = default_device(), os.environ.get("LOCAL_RANK", "")
+    if device == "cuda" and local.isdecimal():  # each process on a machine has a GPU of its own
+        device = f"cuda:{int(local) % torch.cuda.device_count()}"
+    network = load_predictor(options.model, **model_keywords(options)).to(options.device or device)
     return LoadedModel(options.model, network, find_calibration(options.model, network), options.img_size)
 
 
@@ -307,7 +310,7 @@ class Predictor:
             places = zip(self.names.all[:2], row.metadata or self.names.unknown, strict=False)
             rows.append({**dict.fromkeys(self.columns), "path": row.path, STATUS: UNREADABLE, **dict(places)})
         for name, column in table.items():
-            for position, value in zip(decoded.positions, _listed(column), strict=True):
+            for position, value in zip(decoded.positions, listed(column), strict=True):
                 rows[position][name] = value
         return {name: [row[name] for row in rows] for name in self.columns}
 
@@ -341,14 +344,9 @@ def _experts(routing: Mapping[str, RouterOutput], images: int) -> np.ndarray:
 def _joined(pieces: Sequence[Column]) -> Column:
     if pieces and all(isinstance(piece, np.ndarray) for piece in pieces):
         return np.concatenate(pieces)
-    return [value for piece in pieces for value in _listed(piece)]
+    return [value for piece in pieces for value in listed(piece)]
 
 
-def _listed(column: Column) -> list[Any]:
+def listed(column: Column) -> list[Any]:
+    """Returns a column as a list."""
     return column.tolist() if isinstance(column, np.ndarray) else column
-
-
-def _local_device() -> str:
-    """The default device; of several processes on a machine each has a GPU of its own."""
-    device, local = default_device(), os.environ.get("LOCAL_RANK", "")
-    return f"cuda:{int(local) % torch.cuda.device_count()}" if device == "cuda" and local.isdecimal() else device

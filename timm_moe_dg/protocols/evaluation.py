@@ -6,7 +6,8 @@ selects by "ood_val" on FMoW and iWildCam.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,20 @@ class Outputs(NamedTuple):
     positive: Tensor  # `positive_score`, (N,)
 
 
-@torch.no_grad()
+@contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Within the context, a network is in evaluation mode, without gradients. The mode of every module is restored."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        # Module by module, because frozen batch normalization is in evaluation mode during training
+        for module in training:
+            module.training = True
+
+
 def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Predictions:
     """Predicts every batch in evaluation mode, and restores the mode of every module.
 
@@ -65,19 +79,13 @@ def predict(network: nn.Module, batches: Batches, gather: Gather = tuple) -> Pre
         batches: Images, targets (B,), groups (B,) and possibly metadata, on the network's device.
         gather: Collects tensors over processes and drops the padding, as accelerate's `gather_for_metrics` does.
     """
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        rows = []
+    rows = []
+    with evaluation_mode(network):
         for images, target, group, *metadata in batches:
             logits = network(images, *metadata)
             # In half precision the loss would have three digits
             loss = F.cross_entropy(logits.float(), target, reduction="none")
             rows.append(gather((logits.argmax(1), target, group, loss, positive_score(logits))))
-    finally:
-        # Module by module, because frozen batch normalization is in evaluation mode during training
-        for module in training:
-            module.training = True
     return Predictions(*(torch.cat(column).cpu() for column in zip(*rows, strict=True)))  # waits for a device once
 
 
