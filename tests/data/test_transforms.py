@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from timm.data import create_transform
 from torchvision.transforms import v2
 
 from timm_moe_dg.data import evaluation_transform, training_transform
@@ -108,6 +109,23 @@ def test_a_view_follows_from_the_seed_of_torch_and_leaves_other_generators_alone
     several = [view(seed, others=1)[0] for seed in range(8)]
     assert any(not torch.equal(several[0], other) for other in several[1:])
     assert several[0].shape == (3, 24, 24)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5", "augmix-m5-w3", "original"])
+def test_policies_are_those_of_timms_loaders(policy):
+    base = training_transform("none", **VIEW, std=(0.25,) * 3)
+    # timm's train.py has interpolation="random"
+    options = {"is_training": True, "auto_augment": policy, "interpolation": "random", "mean": VIEW["mean"]}
+    theirs = create_transform(24, **options, separate=True)[1].transforms[-1]
+    image = Image.effect_noise((30, 30), 90).convert("RGB")
+    for number in range(20):
+        torch.manual_seed(number)
+        ours = with_timm_augmentation(base, policy, 0.0, **VIEW)(image)
+        torch.manual_seed(number)
+        seed = int(torch.randint(2**32, (1,)))
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        assert torch.equal(ours, base(theirs(image)))
 
 
 def test_without_options_the_transform_stays_the_same_object_and_others_are_refused():

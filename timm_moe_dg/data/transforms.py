@@ -100,8 +100,11 @@ def _auto_augmentation(policy: str, side: int, mean: Sequence[float]) -> Callabl
         raise ArgumentError.of("aa", policy, f"needs RGB images, and these have {len(mean)} bands; leave it out")
     fill = tuple(min(255, round(255 * value)) for value in mean)
     options: dict[str, Any] = {"translate_const": int(side * 0.45), "img_mean": fill}
+    name = policy.partition("-")[0]
+    if name == "augmix":
+        options["translate_pct"] = 0.3
     try:
-        return _AUTO_AUGMENTATIONS.get(policy.partition("-")[0], auto_augment_transform)(policy, options)
+        return _AUTO_AUGMENTATIONS.get(name, auto_augment_transform)(policy, options)
     except (AssertionError, KeyError, ValueError) as error:
         remedy = "timm has no such policy; give one such as rand-m9-mstd0.5, augmix-m3-w3 or original"
         raise ArgumentError.of("aa", policy, remedy) from error

@@ -94,7 +94,7 @@ class Evaluated:
 
     @property
     def domain_roles(self) -> list[str]:
-        """Each domain's part in training, see `domain_roles.describe_role`; "" if the test domains are unknown."""
+        """Each domain's part in training, see `evaluation.describe_role`; "" if the test domains are unknown."""
         if self.known_roles:
             return list(self.known_roles)
         if not self.test_domains:
