@@ -141,6 +141,7 @@ def test_rows_are_compared_on_common_runs_and_lacking_ones_are_listed() -> None:
     made = answer(scores[~lacking & (scores.row != "moge")], COSTS)
     (pair,) = made.pairs.itertuples()
     assert (pair.pairs, pair.domains, pair.difference) == (12, 4, pytest.approx(0.0525, abs=0.002))
+    assert (pair.verdict, made.recommended) == ("better", "dense")  # gmoe lacks a domain
     other = scores[~lacking].assign(seed=scores.seed + 10 * (scores.row == "moge"))
     made = answer(other, COSTS)
     assert list(made.pairs.verdict) == ["better", "cannot tell"]  # without a common run
@@ -148,6 +149,12 @@ def test_rows_are_compared_on_common_runs_and_lacking_ones_are_listed() -> None:
     assert "- moge: 12 of 12 pairs" in text
     with pytest.raises(ArgumentError, match=r"^rows=\['most_frequent'\]"):
         answer(scores[scores.row == ZERO], COSTS)
+
+
+def test_without_costs_the_reference_is_one_of_the_rows() -> None:
+    scores = scores_by({"dense": [0.0] * 5, "gmoe": FIVE / 20})
+    assert answer(scores, {}).verdict[0].startswith("Take dense, one of the rows that are equal in practice")
+    assert answer(scores, COSTS).verdict[0].startswith("Take dense, the cheapest of the rows")
 
 
 def test_every_format_has_every_row_and_names_are_text() -> None:
