@@ -224,3 +224,7 @@ def test_other_names_are_refused(look_up, argument):
         look_up()
     assert ALGORITHMS["ERM"] is ERM
     assert "Scheduler" not in ALGORITHMS
+
+
+def test_every_method_has_a_reference():
+    assert REFERENCES.keys() == ALGORITHMS.keys()

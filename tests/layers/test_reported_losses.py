@@ -179,3 +179,10 @@ def test_without_an_anchor_that_has_both_sets_the_loss_is_zero_with_a_graph(
     loss.backward()
     assert loss.item() == 0.0
     assert features.grad.abs().max() == 0.0
+
+
+def test_supcon_in_closed_form() -> None:
+    # Anchor 0: class 0, domain 0. Its positive (1) lies at cosine 0, its negative (2) at cosine 1; no other has both.
+    features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    loss = supcon_invariance_loss(features, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), temperature=0.5)
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(2.0)), abs=1e-6)

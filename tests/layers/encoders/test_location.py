@@ -10,6 +10,7 @@ from torch import Tensor
 
 from timm_moe_dg.layers.encoders.location import (
     LocationEncoder,
+    LocationIdEmbedding,
     SinCosEncoder,
     spherical_harmonics,
 )
@@ -105,3 +106,17 @@ def test_radians_are_warned_about_and_degrees_are_not(recwarn: pytest.WarningsRe
     assert not recwarn
     with pytest.warns(UserWarning, match="radians"):
         encoder.check(torch.deg2rad(degrees))
+
+
+def test_harmonics_are_orthonormal_on_the_sphere() -> None:
+    # Gauss-Legendre in the sine of the latitude and equal steps in longitude integrate degree 2 * 9 exactly
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    longitude = np.arange(24) * 15.0 - 180
+    grid = [(lon, lat) for lat in np.degrees(np.arcsin(nodes)) for lon in longitude]
+    area = torch.tensor(np.repeat(weights, 24) * 2 * np.pi / 24)
+    values = spherical_harmonics(torch.tensor(grid), 10)
+    torch.testing.assert_close(values.T @ (values * area[:, None]), torch.eye(100, dtype=torch.float64))
+
+
+def test_negative_ids_are_unknown() -> None:
+    assert LocationIdEmbedding(5, 3).present(torch.tensor([0, -1, 4])).tolist() == [True, False, True]
