@@ -87,7 +87,7 @@ def test_plans_have_rows_on_dinov2(plan, monkeypatch):
     table = read_yaml(f"examples/pretrained/{plan}.yaml", "config")
     plan = CompareOptions(**checked(fields_of(CompareOptions), table, "compare"))
     rows = read_rows([row for row in plan.rows if isinstance(row, dict) or row.endswith(".yaml")])
-    assert {"linear", "bias", "threshold"} <= {row.name for row in rows}
+    assert "linear" in {row.name for row in rows}
     starts = {dict(row.options.get("model_kwargs", {})).get("backbone", row.options["model"]) for row in rows}
     assert starts == {SOURCE}
     checked(fields_of(RunOptions), plan.options, "finetune")
