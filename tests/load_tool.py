@@ -16,7 +16,7 @@ def load_tool(name: str) -> ModuleType:
 
 
 def load_example(name: str) -> ModuleType:
-    """Imports examples/NAME.py likewise; it may import the modules of its folder by name."""
+    """Imports examples/NAME.py likewise. It may import the modules of its folder by name."""
     path = ROOT / "examples" / f"{name}.py"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))

@@ -93,11 +93,15 @@ def counted_scores(observed: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores_of(runs: Sequence[FinishedRun], split: SplitName | None = None) -> pd.DataFrame:
-    """Reads the scores of finished runs: row, domain, seed, accuracy (by the runs' metric) and balanced, in shares.
+    """Reads the scores of finished runs that count, see `counted_scores` and `with_zero`."""
+    return with_zero(counted_scores(observed_scores(runs, split)))
 
-    Those of `counted_scores` count. The most frequent class is the row `ZERO`.
+
+def with_zero(scores: pd.DataFrame) -> pd.DataFrame:
+    """Adds the row `ZERO` from the column zero, unless it was run: row, domain, seed, accuracy and balanced, in shares.
+
+    Accuracies are by the runs' metric.
     """
-    scores = counted_scores(observed_scores(runs, split))
     if ZERO not in set(scores.row):
         zeros = scores.groupby(["domain", "seed"], as_index=False).zero.mean().dropna()
         scores = pd.concat([scores, zeros.rename(columns={"zero": "accuracy"}).assign(row=ZERO)], ignore_index=True)

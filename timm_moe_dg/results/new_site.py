@@ -18,6 +18,7 @@ from ..protocols.records import Record, SplitName
 from ..protocols.selection import one_answer
 from .answer import (
     LEAST_DOMAINS,
+    NOTES,
     ROWS_TITLE,
     ZERO,
     Answer,
@@ -31,7 +32,7 @@ from .answer import (
     pairs_title,
     percent,
     row_texts,
-    scores_of,
+    with_zero,
 )
 from .comparison import FORMATS, formatted, sign_flip_p
 from .runs import FinishedRun, domain_names
@@ -88,13 +89,13 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
     observed = observed_scores(runs, split)
     counted = counted_scores(observed)
     accuracies = _by_domain(counted, "row")
-    if len(accuracies.columns) < 2 or accuracies.count(axis="columns").max() < 2:
+    if not accuracies.count(axis="columns").max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
         reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
         raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: timm-moe-dg sweep")
     complete = complete_rows(accuracies)
     highest = complete.mean(axis="columns").idxmax()
-    found = answer(scores_of(runs, split), {}, "dense" if "dense" in accuracies.index else highest)
+    found = answer(with_zero(counted), {}, "dense" if "dense" in accuracies.index else highest)
     row = highest if found.recommended == ZERO else found.recommended
     of_row = counted[counted.row == row].groupby("domain")
     zero = of_row.zero.mean().mean()
@@ -181,7 +182,7 @@ def sentences(site: NewSite) -> list[str]:
     if site.answer.pairs.empty:
         return [*lines, "Other rows: none, so these runs compare no models."]
     chosen = f"Mean {site.metric} if the row is chosen anew without the domain that it is tested on"
-    return [*lines, f"{chosen}: {percent(site.nested)}%.", *site.answer.verdict]
+    return [*lines, f"{chosen}: {percent(site.nested)}%.", *site.answer.verdict, *NOTES]
 
 
 def _by_class(site: NewSite) -> list[str]:
