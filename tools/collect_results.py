@@ -20,6 +20,7 @@ from timm_moe_dg.cli.text import one_line
 from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
+from timm_moe_dg.metrics import METRICS
 from timm_moe_dg.protocols.selection import held_out_score
 from timm_moe_dg.results.answer import ZERO, answer, pairs_text, scores_of
 from timm_moe_dg.results.comparison import FORMATS, data_frame, data_text, render
@@ -94,7 +95,7 @@ def print_tables(args: argparse.Namespace, tables: Sequence[Table]) -> None:
             if table.rule == VALIDATION and any(run.args.get("row") for run in runs):
                 scores = scores_of(runs, "whole" if args.whole_domain else None)
                 if set(scores.row) != {ZERO}:
-                    parts += pairs_text(answer(scores, {}), args.format)
+                    parts += pairs_text(answer(scores, {}, metric=METRICS[runs[0].metric]), args.format)
         print("\n\n".join(parts))
 
 

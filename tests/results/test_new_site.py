@@ -103,8 +103,8 @@ def test_each_rule_of_the_recommendation(accuracies: list[float], advice: str) -
 def empty_sites(accuracies: Sequence[float], empty: float = 0.835, **facts) -> list[FinishedRun]:
     """Runs on sites of which most images are of one class."""
     sizes, right = [[200, 50]] * len(accuracies), [[round(200 * empty), round(50 * empty)]] * len(accuracies)
-    facts |= {"num_classes": 3, "split_sizes": sizes, "most_frequent": right, "most_frequent_class": "empty"}
-    facts |= {"classes_present": [[3, 3, 3]] * len(accuracies)}
+    facts = {"most_frequent_class": "empty", "classes_present": [[3, 3, 3]] * len(accuracies), **facts}
+    facts |= {"num_classes": 3, "split_sizes": sizes, "most_frequent": right}
     return sweep({"vit": [[accuracy] for accuracy in accuracies]}, **facts)
 
 
@@ -209,11 +209,46 @@ def test_the_row_is_that_of_the_comparison() -> None:
     assert new_site([*sweep({"a": level}), *sweep({"b": higher})[3:]]).row == "ERM, a"
 
 
-def test_the_row_is_chosen_anew_without_the_tested_domain() -> None:
-    """Without domain 0, "b" is better on the others, and so on."""
-    a, b = [0.9, 0.5, 0.5, 0.5], [0.5, 0.6, 0.6, 0.6]
-    site = new_site(sweep({"a": [[x] for x in a], "b": [[x] for x in b]}))
-    assert site.nested == pytest.approx((0.5 + 0.5 + 0.5 + 0.5) / 4)
+def test_a_missing_run_changes_neither_the_network_nor_the_advice() -> None:
+    """One of five single domains, or a domain of the only trained row, is not finished."""
+    singles = [run([d], 0.8) for d in range(4)]
+    pairs = [run([a, b], 0.5) for a in range(5) for b in range(a)]
+    assert new_site([*singles, *pairs]).best["mean"] == pytest.approx(0.8)
+    zeros = sweep({"none": [[0.2]] * 5}, row="most_frequent")
+    dense = [each for each in named({"dense": [[0.8]] * 5}) if each.test_domains != (4,)]
+    assert recommendation(new_site([*zeros, *dense])).startswith("dense: deploy it if an accuracy of 80.0%")
+    uneven = new_site(named({"dense": [[0.8] * 3, [0.8], [0.8], [0.8]]}))
+    assert "with 1 to 3 trial seeds." in " ".join(sentences(uneven))
+
+
+def test_the_most_frequent_class_is_that_of_each_run() -> None:
+    runs = [*empty_sites([0.9] * 4)[:1], *empty_sites([0.9] * 4, most_frequent_class="fox")[1:]]
+    assert "(empty or fox) gives 83.5%" in new_site(runs).zero_in_words
+
+
+def test_rows_of_fewer_images_serve_the_trend_alone() -> None:
+    rows = {"dense": [0.7, 0.71, 0.72, 0.7], "gmoe": [0.5, 0.5, 0.5, 0.5]}
+    runs = [
+        run(
+            [d],
+            x + gain,
+            number=4,
+            model=row,
+            row=row,
+            holdout_fraction=part,
+            split_sizes=[[round(99 * (1 - part)), 9]] * 4,
+        )
+        for row, by_domain in rows.items()
+        for part, gain in ((0.6, 0.0), (0.2, 0.1))
+        for d, x in enumerate(by_domain)
+    ]
+    site = new_site(runs)
+    assert (site.row, list(site.answer.rows.index), list(site.answer.pairs.second)) == (
+        "dense",
+        ["dense", "gmoe"],
+        ["dense"],
+    )
+    assert site.by_training_images.index.tolist() == [120, 237]
 
 
 def test_more_domains_and_more_images() -> None:

@@ -15,19 +15,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate.utils import send_to_device, set_seed
-from timm.data.model_config import get_model_input_config
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..analysis.plots import plot_answer
 from ..cli.arguments import checked, default_device, fields_of, merged, option
 from ..cli.text import one_line, show_line
-from ..cli.values import LOCAL, key_value, model_source, non_negative, output_file, weights_file
+from ..cli.values import key_value, model_source, non_negative, output_file, weights_file
 from ..data import Benchmark, Domain, get_benchmark
 from ..data.domains import listed
 from ..data.inspection import fingerprint
 from ..data.readers.places import POOLED
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError
 from ..finetuning.loop import take_step
 from ..finetuning.messages import logging_disabled
 from ..finetuning.model import build_model
@@ -36,17 +35,16 @@ from ..finetuning.processes import join_processes, leave_processes, process_stat
 from ..finetuning.resume import ResumePoint
 from ..finetuning.run import start
 from ..finetuning.trunk_cache import FOLDER as CACHE
+from ..metrics import METRICS
 from ..models.gmoe import resolve_moe_layers
 from ..networks.build import build_network
-from ..networks.cost import count_macs
-from ..networks.export import sample_metadata
-from ..networks.trained import load_trained
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
 from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
 from ..protocols.run_identity import default_network
 from ..protocols.selection import training_domain_validation, validation_score
 from ..results.answer import ZERO, Answer, answer, scores_of
+from ..results.costs import NO_MODEL, costs_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
 from .sweep import (
@@ -60,7 +58,7 @@ from .sweep import (
     slots,
     with_chosen_rates,
 )
-from .zeros import NO_MODEL, ZEROS, has_coordinates, write_zero
+from .zeros import ZEROS, has_coordinates, write_zero
 
 SOURCE = "vit_small_patch14_dinov2.lvd142m"
 # For data of the user, unless words after -- say otherwise: 16 passes over 50 images of a site
@@ -165,9 +163,12 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     order = {name: number for number, name in enumerate(names_in_order)}
     # Runs on other numbers of processes have rows of their own, which come last
     scores = scores_of(finished).sort_values("row", key=lambda column: column.map(order), kind="stable")
-    result = answer(scores, costs_of(finished), equal_within=options.equal_within / 100)
+    metric = METRICS[finished[0].metric]
+    result = answer(scores, costs_of(finished), equal_within=options.equal_within / 100, metric=metric)
     if options.plot and len(result.pairs):
         plot_answer(result, scores, Path(options.plot))
+    elif options.plot:
+        show_line(f"plot={options.plot}: not drawn, because one row has no differences")
     facts = {"dataset": options.dataset, "domains": list(result.domains), "trial_seeds": list(options.trial_seeds)}
     rows = {row.name: dict(row.options) for row in chosen.rows}
     verdict = [*result.verdict, *still_improving(finished)]
@@ -343,25 +344,3 @@ def measure(options: RunOptions) -> tuple[float, float]:
     of_image = (end - ends[-1]) / len(evaluated.target)
     evaluated_images = (filled.steps // filled.eval_freq + 1) * len(cast(Sized, run.evaluation.dataset))
     return ends[0] - begun + filled.steps * seconds_of_step + evaluated_images * of_image, of_image
-
-
-def costs_of(runs: Sequence[FinishedRun]) -> dict[str, tuple[float, int]]:
-    """Returns the `cost` of each row, that of its last run."""
-    return {name: cost(run) for name, run in {run.row_name: run for run in runs}.items()}
-
-
-@torch.no_grad()
-def cost(run: FinishedRun) -> tuple[float, int]:
-    """Returns the billions of multiply-accumulates of an image, and the number of parameters, of a run's network."""
-    if run.model == NO_MODEL:
-        return 0.0, 0
-    name = f"{LOCAL}{run.folder / 'best'}"
-    try:
-        network = load_trained(name)
-    except CheckpointError:  # the weights have diverged, or were deleted
-        with logging_disabled(logging.WARNING):
-            network = build_network(name, None).eval()
-    size = get_model_input_config(network)["input_size"]
-    metadata = sample_metadata(network, 2)  # the second place is unknown
-    macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata[:1]])])
-    return macs / 1e9, sum(parameter.numel() for parameter in network.parameters())

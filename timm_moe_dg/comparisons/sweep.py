@@ -325,12 +325,16 @@ def with_chosen_rates(
     rows = [Row(name, {**row.options, "lr": rate, "row": name}) for name, (row, rate) in tried.items()]
     trial = replace(plan, rows=rows, trial_seeds=[max(plan.trial_seeds) + 1])
     show_plan(options, trial)
-    if not launch(options, f"{output}-rates", trial, imports):
+    folder = f"{Path(output)}-rates"
+    if not launch(options, folder, trial, imports):
         return None
     scores: dict[str, list[float]] = {name: [] for name in tried}
-    for run in find_runs([f"{output}-rates/{run.name}" for run in plan_runs(trial)])[0]:
+    for run in find_runs([f"{folder}/{run.name}" for run in plan_runs(trial)])[0]:
         score = validation_score(training_domain_validation(run.records))
         scores[run.args["row"]].append(-inf if isnan(score) else score)
+    for row in open_rows:
+        if all(fmean(scores[name]) == -inf for name, (of, _) in tried.items() if of is row):
+            raise ArgumentError.of("rates", rates, f"leave {row.label} without a validation score; give lower ones")
     chosen: dict[str, float] = {}
     # The best last, and of equal ones the lowest rate
     for name in sorted(scores, key=lambda name: (fmean(scores[name]), -tried[name][1])):

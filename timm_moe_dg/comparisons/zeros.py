@@ -18,11 +18,11 @@ from ..finetuning.run import score
 from ..networks.trained import unknown_metadata
 from ..protocols.options import RunOptions
 from ..protocols.records import Record
+from ..results.costs import NO_MODEL
 from ..storage.files import owned
 from ..storage.run_folder import RunFolder
 
 NEIGHBORS = (1, 3, 5, 10, 20, 50)
-NO_MODEL = "none"  # in place of a network's name
 _LEAST = 1e-6  # probability in place of 0, whose logarithm is infinite
 
 

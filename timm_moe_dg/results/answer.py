@@ -10,7 +10,8 @@ these. baycomp separates runs from data sets by a Stan model alone, which is com
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil, inf, isfinite, isnan, nan, sqrt
@@ -18,20 +19,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+from scipy.optimize import brentq
+from scipy.stats import nct, t
 
 from ..errors import ArgumentError
 from ..protocols.records import SplitName
 from ..protocols.selection import training_domain_validation, validation_score
 from .comparison import FORMATS, data_text, formatted, holm, sign_flip_p, smallest_p
-from .runs import FinishedRun, by_row, unseen_of_most_frequent, unseen_scores
+from .runs import FinishedRun, RowKey, by_row, unseen_of_most_frequent, unseen_scores
 
 LEAST_DOMAINS = 4  # of a prediction interval
 CONFIDENCE, LEVEL = 0.95, 0.05  # of intervals, and of tests
 ZERO = "most_frequent"  # the row that answers with the most frequent class of the training images
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "equal in practice", "cannot tell"
 POWER = 0.8  # share of comparisons that find a difference of the size that the verdict states
-ROWS_TITLE = "Held-out domains, percent"
 NOTES = (
     "Interval: 95%, over domains, for the mean difference at new sites. p (sites): t test over domains, corrected.",
     "p: two-sided sign-flip test over pairs of equal domain and seed, for these domains, and with Holm's correction.",
@@ -54,6 +55,7 @@ class Answer:
     recommended: str
     verdict: list[str]
     equal_within: float
+    metric: str = "accuracy"  # of all scores, in words
     plan: Mapping[str, Any] = field(default_factory=dict)  # what was compared
 
 
@@ -78,17 +80,22 @@ def observed_scores(runs: Sequence[FinishedRun], split: SplitName | None) -> pd.
             lines.append((row, len(record.training_domains), name, seed, *scores, *facts))
     columns = ["row", "trained", "domain", "seed", "accuracy", "zero", "balanced", "answer", "validation", "images"]
     table = pd.DataFrame(lines, columns=columns).dropna(subset="accuracy")
-    names = {row: str(row) for row in table.row}
-    if len(set(names.values())) < len(names):  # rows of several sweeps
-        names = {row: f"{row} ({row.algorithm}, {row.model})" for row in names}
-    # Each run scores the data's own "ood" domains, whichever domain it holds out besides
     table = table.groupby(columns[:4], as_index=False).mean()
-    return table.assign(row=table.row.map(names))
+    # Each run scores the data's own "ood" domains, whichever domain it holds out besides
+    table["row"] = table.row.map(row_names(table.row))
+    return table.groupby(columns[:4], as_index=False, sort=False).mean()
+
+
+def row_names(rows: Iterable[RowKey]) -> dict[RowKey, str]:
+    """Names rows. Those of one name, from several sweeps, get their method and network too."""
+    names = {row: str(row) for row in rows}
+    repeated = {name for name, number in Counter(names.values()).items() if number > 1 and name != ZERO}
+    return {row: f"{row} ({row.algorithm}, {row.model})" if n in repeated else n for row, n in names.items()}
 
 
 def counted_scores(observed: pd.DataFrame) -> pd.DataFrame:
-    """Returns the scores of runs with that number of training domains whose row held out the most domains in turn."""
-    held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max()
+    """Returns the scores of runs with the most training domains of which a row held out two domains or more."""
+    held_out = observed.groupby(["row", "trained"]).domain.nunique().groupby("trained").max().clip(upper=2)
     return observed[observed.trained == max(held_out.index, key=lambda number: (held_out[number], number), default=0)]
 
 
@@ -135,19 +142,25 @@ def above(zero: float) -> float:
 def paired(scores: pd.DataFrame, first: str, second: str) -> pd.Series:
     """Returns first - second by "domain" and "seed", where both rows have a run."""
     accuracy = scores.set_index(["row", "domain", "seed"]).accuracy
-    return (accuracy[first] - accuracy[second]).dropna()
+    # Rounded, so that ties stay ties despite floating-point errors
+    return (accuracy[first] - accuracy[second]).dropna().round(12)
 
 
 def answer(
-    scores: pd.DataFrame, costs: Mapping[str, tuple[float, int]], reference: str = "dense", equal_within: float = 0.01
+    scores: pd.DataFrame,
+    costs: Mapping[str, tuple[float, float]],
+    reference: str = "dense",
+    equal_within: float = 0.01,
+    metric: str = "accuracy",
 ) -> Answer:
     """Compares the rows of `scores_of` with a reference, and recommends one by `judge` and `recommend`.
 
     Args:
         scores: Columns row, domain, seed, accuracy and balanced. Pairs are compared if both rows have the run.
         costs: Multiply-accumulates of an image (in billions) and number of parameters, by row.
-        reference: Row to compare with. If there is none of this name, the first trained row.
+        reference: Row to compare with. If it is none of `complete_rows`, that of the highest mean.
         equal_within: Largest difference that is equal in practice, as a share.
+        metric: The score in words.
 
     Raises:
         ArgumentError: No row was trained.
@@ -156,19 +169,19 @@ def answer(
     trained = [name for name in domains.index if name != ZERO]
     if not trained:
         raise ArgumentError.of("rows", list(domains.index), "none was trained; add one, such as dense")
-    with_network = [name for name in trained if name != "places"]
-    reference = reference if reference in trained else (with_network or trained)[0]
+    complete = complete_rows(domains)
+    reference = reference if reference in complete.index else complete.mean(axis="columns").idxmax()
     lines = [_pair(name, reference, paired(scores, name, reference)) for name in trained if name != reference]
     pairs = pd.DataFrame(lines, columns=_PAIR)
     pairs["p_holm"], pairs["p_sites"] = holm(pairs.p), holm(pairs.p_sites)
     pairs["verdict"] = [judge(pair, equal_within) for pair in pairs.itertuples()]
     rows = _rows(scores, domains, costs)
     recommended, reason = recommend(domains, rows, pairs, reference, equal_within)
-    verdict = [reason, *_on_these_domains(pairs), *_zero(domains), *_limits(scores, pairs)]
-    return Answer(domains, rows, pairs, recommended, verdict, equal_within)
+    verdict = [reason, *_missing(scores, domains, pairs), *_on_these_domains(pairs), *_zero(domains)]
+    return Answer(domains, rows, pairs, recommended, [*verdict, *_limits(scores, pairs)], equal_within, metric)
 
 
-def _rows(scores: pd.DataFrame, domains: pd.DataFrame, costs: Mapping[str, tuple[float, int]]) -> pd.DataFrame:
+def _rows(scores: pd.DataFrame, domains: pd.DataFrame, costs: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
     by_seed = scores.pivot(index=["row", "seed"], columns="domain", values="accuracy")
     whole = by_seed.count(axis="columns").eq(domains.count(axis="columns"), level="row")
     seeds = by_seed[whole].mean(axis="columns").groupby("row")
@@ -189,14 +202,15 @@ _PAIR += ["wins", "pairs", "domains_won", "domains", "verdict"]
 
 
 def _pair(first: str, second: str, differences: pd.Series) -> dict[str, object]:
-    by_domain = differences.groupby("domain").mean().round(12)  # so that ties stay ties despite floating-point errors
+    by_domain = differences.groupby("domain").mean().round(12)
+    weighted = differences / differences.groupby("domain").transform("size")  # as in the mean over domains
     difference, freedom = by_domain.mean(), len(by_domain) - 1
     error = np.float64(by_domain.sem())
     half = t.ppf((1 + CONFIDENCE) / 2, freedom) * error
     with np.errstate(divide="ignore", invalid="ignore"):  # domains with equal differences
         p_sites = 2 * t.sf(abs(difference) / error, freedom)
     numbers = {"difference": difference, "low": difference - half, "high": difference + half, "p_sites": p_sites}
-    numbers |= {"p": sign_flip_p(list(differences)), "wins": (differences > 0).sum(), "pairs": len(differences)}
+    numbers |= {"p": sign_flip_p(list(weighted)), "wins": (differences > 0).sum(), "pairs": len(differences)}
     domains = {"domains_won": (by_domain > 0).sum(), "domains": len(by_domain)}
     return {"first": first, "second": second, **numbers, **domains}
 
@@ -226,12 +240,11 @@ def recommend(
     3. Otherwise take the cheapest of the reference and the rows that are equal in practice or cannot be told apart.
        A row is left out if its mean difference is below -`equal_within`.
 
-    Rows that are not clearly above the most frequent class, or that lack held-out domains of others, are left out. The
-    cheapest row has the fewest operations for an image, then the fewest parameters. Of equal ones, and without known
-    costs, the probe comes first, because nothing but a linear classifier is trained, then the reference.
+    Rows that are not clearly above the most frequent class, or none of `complete_rows`, are left out. The cheapest row
+    has the fewest operations for an image, then the fewest parameters. Of equal ones, and without known costs, the
+    probe comes first, because nothing but a linear classifier is trained, then the reference.
     """
-    complete = complete_rows(domains)
-    beating = [name for name in _above_zero(domains) if name in complete.index]
+    beating = _above_zero(domains)
     if not beating:
         zero = percent(rows["mean"][ZERO])
         return ZERO, f"Take {ZERO}: no row is clearly above the most frequent class of the training images ({zero}%)."
@@ -243,7 +256,7 @@ def recommend(
         reason = f"at new sites it is better than {reference}, by {gain} points (95% interval: {_interval(pair, '+')})"
         return row, f"Take {row}: {reason}, and it wins {_domains_won(pair)}."
     alike = {n: p.verdict for n, p in judged.items() if p.verdict != WORSE and p.difference >= -equal_within}
-    names = [name for name in beating if name == reference or name in alike] or beating
+    names = [name for name in beating if name == reference or name in alike] or [rows["mean"][beating].idxmax()]
     row = _cheapest(rows, names, reference)
     which = "one" if rows.gmacs[names].isna().any() else "the cheapest"  # costs may be unknown
     if len(names) == 1:
@@ -256,7 +269,8 @@ def recommend(
 
 
 def complete_rows(domains: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of a table by row and domain that have the most domains, and these."""
+    """Returns the trained rows of a table by row and domain that have the most domains, and these."""
+    domains = domains.drop(index=ZERO, errors="ignore")
     present = domains.notna()
     fullest = present.loc[present.sum(axis="columns").idxmax()]
     return domains.loc[present.eq(fullest).all(axis="columns"), fullest]
@@ -272,10 +286,20 @@ def _cheapest(rows: pd.DataFrame, names: Sequence[str], reference: str) -> str:
 
 
 def _above_zero(domains: pd.DataFrame) -> list[str]:
-    """Names the trained rows that are clearly above the most frequent class, all if its scores are unknown."""
-    zero = domains.loc[ZERO] if ZERO in domains.index else domains.iloc[0] * 0 - 1
+    """Names the `complete_rows` that are clearly above the most frequent class, all if its scores are unknown."""
+    complete = complete_rows(domains)
+    least = above(domains.loc[ZERO, complete.columns].mean()) if ZERO in domains.index else -inf
+    return list(complete.index[complete.mean(axis="columns") > least])
+
+
+def _missing(scores: pd.DataFrame, domains: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """Names rows that lack held-out domains, and those of which runs have no partner."""
     trained = domains.drop(index=ZERO, errors="ignore")
-    return [name for name, row in trained.iterrows() if row.mean() > above(zero[row.notna()].mean())]
+    lacking = [f"{name} ({', '.join(row.index[row.isna()])})" for name, row in trained.iterrows() if row.isna().any()]
+    lines = [f"Left out, because runs of held-out domains are missing: {', '.join(lacking)}."] if lacking else []
+    wanted = len(scores[scores.row != ZERO].drop_duplicates(["domain", "seed"]))
+    partial = [f"{pair.first} {pair.pairs} of {wanted}" for pair in pairs.itertuples() if pair.pairs < wanted]
+    return [*lines, f"Pairs with {pairs.second[0]}, as runs are missing: {', '.join(partial)}."] if partial else lines
 
 
 def _on_these_domains(pairs: pd.DataFrame) -> list[str]:
@@ -300,7 +324,9 @@ def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     """States which differences so many domains and seeds can find, and how many seeds the largest gain needs."""
     if pairs.empty:
         return []
-    number, most, domains = len(pairs), pairs.pairs.max(), pairs.domains.max()
+    number, most, domains = pairs.p.count(), pairs.pairs.max(), pairs.domains.max()
+    if not most:
+        return ["No runs form a pair, because no row has a held-out domain and seed of another."]
     smallest = number * smallest_p(most)
     corrected = f", corrected for {number} rows" if number > 1 else ""
     reach = f"The smallest p of {most} paired runs is {min(smallest, 1):.2g}{corrected}"
@@ -311,8 +337,7 @@ def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
         return [f"{reach}, so no difference can be shown: at least {seeds} seeds are needed."]
     freedom = pairs.domains - 1
     errors = (pairs.high - pairs.low) / 2 / t.ppf((1 + CONFIDENCE) / 2, freedom)
-    # Standard errors that a difference has to reach to be found with a chance of `POWER`
-    factors = t.ppf(1 - LEVEL / 2 / number, freedom) + t.ppf(POWER, freedom)
+    factors = freedom.map(lambda each: _errors_to_find(LEVEL / number, each))
     if not errors.any():
         return [f"{reach}."]
     found = f"a difference of about {percent((factors * errors).median())} points at new sites"
@@ -328,6 +353,14 @@ def _limits(scores: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     return [text]
 
 
+def _errors_to_find(level: float, freedom: int) -> float:
+    """Returns the true difference, in standard errors, that a two-sided t test finds by the chance `POWER`."""
+    if freedom < 1:
+        return nan
+    limit = t.ppf(1 - level / 2, freedom)
+    return float(brentq(lambda size: nct.sf(limit, freedom, size) - POWER, 0, 9 * limit))
+
+
 def render_answer(answer: Answer, format_: str) -> str:
     """Formats an answer in a format of `FORMATS`, or as "csv" or "json"."""
     if format_ == "json":
@@ -336,12 +369,17 @@ def render_answer(answer: Answer, format_: str) -> str:
         return data_text(answer_frame(answer), format_)
     prefix = {"text": "", "markdown": "- ", "latex": "% "}[format_]
     lines = [prefix + FORMATS[format_](line) for line in answer.verdict]
-    rows = formatted(ROWS_TITLE, row_texts(answer), format_)
+    rows = formatted(rows_title(answer), row_texts(answer), format_)
     return "\n\n".join(["\n".join(lines), rows, *pairs_text(answer, format_)])
 
 
 def _interval(row: Any, sign: str = "") -> str:
     return "-" if isnan(row.low) else f"{percent(row.low, sign)} to {percent(row.high, sign)}"
+
+
+def rows_title(answer: Answer) -> str:
+    """Returns the title of `row_texts`."""
+    return f"Held-out domains, {'' if answer.metric == 'accuracy' else f'{answer.metric} in '}percent"
 
 
 def row_texts(answer: Answer) -> pd.DataFrame:
@@ -374,51 +412,58 @@ def pair_texts(answer: Answer) -> pd.DataFrame:
             "row": pair.first,
             "difference": percent(pair.difference, "+"),
             "interval": _interval(pair, "+"),
-            "p": f"{pair.p:.2g}",
-            "p (Holm)": f"{pair.p_holm:.2g}",
-            "p (sites)": f"{pair.p_sites:.2g}",
+            "p": _p(pair.p),
+            "p (Holm)": _p(pair.p_holm),
+            "p (sites)": _p(pair.p_sites),
             "won": f"{pair.wins} of {pair.pairs} pairs, {_domains_won(pair)}",
             "verdict": pair.verdict,
         }
         for pair in answer.pairs.itertuples()
     ]
-    return pd.DataFrame(lines).replace("nan", "-")
+    return pd.DataFrame(lines)
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if isfinite(value) else "-"
 
 
 def pairs_text(answer: Answer, format_: str) -> list[str]:
     """Formats the differences with their notes in a format of `FORMATS`. An answer without pairs has none."""
-    most = answer.pairs.pairs.max()
     if answer.pairs.empty:
         return []
-    lacking = answer.pairs[answer.pairs.pairs < most]
-    missing = [f"{pair.first}: {most - pair.pairs} of {most} pairs" for pair in lacking.itertuples()]
-    table = formatted(pairs_title(answer), pair_texts(answer), format_, missing)
+    table = formatted(pairs_title(answer), pair_texts(answer), format_)
     return [table, "\n".join(("% " if format_ == "latex" else "") + note for note in NOTES)]
 
 
 def answer_frame(answer: Answer) -> pd.DataFrame:
     """Returns a line for each row: its numbers, and the difference to the reference, in percent and points."""
     rows, pairs = _in_percent(answer)
-    accuracies, differences = 100 * answer.domains.add_prefix("accuracy_"), pairs.set_index("first").add_prefix("pair_")
-    frame = pd.concat([accuracies, rows, differences], axis="columns").round(6)
-    return frame.assign(recommended=frame.index == answer.recommended).reset_index(names="row")
+    accuracies = (100 * answer.domains.add_prefix("accuracy_")).round(6)
+    frame = pd.concat([accuracies, rows, pairs.set_index("first").add_prefix("pair_")], axis="columns")
+    return frame.assign(metric=answer.metric, recommended=frame.index == answer.recommended).reset_index(names="row")
 
 
 def answer_data(answer: Answer) -> dict[str, object]:
     """Returns what "json" prints, in percent and points: rows, pairs, recommended and verdict. None stands for NaN."""
-    rows, pairs = (json.loads(table.round(6).to_json(orient="records")) for table in _in_percent(answer))
-    accuracies = json.loads((100 * answer.domains).round(6).to_json(orient="index"))
-    named = [{"name": name, "accuracy": accuracies[name], **row} for name, row in zip(accuracies, rows, strict=True)]
-    pairs = [{"interval": [pair.pop("low"), pair.pop("high")], **pair} for pair in pairs]
+    accuracies, rows, pairs = map(_records, ((100 * answer.domains).round(6), *_in_percent(answer)))
+    named = [
+        {"name": name, "accuracy": by_domain, **row}
+        for name, by_domain, row in zip(answer.rows.index, accuracies, rows, strict=True)
+    ]
     return {
         "rows": named,
-        "pairs": pairs,
+        "pairs": [{"interval": [pair.pop("low"), pair.pop("high")], **pair} for pair in pairs],
         "recommended": answer.recommended,
         "verdict": answer.verdict,
-        "plan": answer.plan,
+        "plan": {"metric": answer.metric, **answer.plan},
     }
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def _in_percent(answer: Answer) -> list[pd.DataFrame]:
     shares = ["mean", "standard_error", "worst", "balanced_accuracy", "low", "high", "difference"]
-    return [table.assign(**100 * table[table.columns.intersection(shares)]) for table in (answer.rows, answer.pairs)]
+    tables = [(table, table.columns.intersection(shares)) for table in (answer.rows, answer.pairs)]
+    return [table.assign(**(100 * table[columns]).round(6)) for table, columns in tables]

@@ -132,6 +132,7 @@ def smallest_p(pairs: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusts p values so that the chance of any false rejection stays below the level (Holm, 1979)."""
-    ascending = pd.Series(p_values, dtype=float).sort_values()
-    return list((ascending * np.arange(len(ascending), 0, -1)).clip(upper=1).cummax().sort_index())
+    """Adjusts p values so that the chance of any false rejection stays below the level (Holm, 1979). NaN stays."""
+    every = pd.Series(p_values, dtype=float)
+    ascending = every.dropna().sort_values()
+    return list((ascending * np.arange(len(ascending), 0, -1)).clip(upper=1).cummax().reindex(every.index))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ..errors import RecordError
@@ -19,7 +18,6 @@ from ..protocols.selection import one_answer
 from .answer import (
     LEAST_DOMAINS,
     NOTES,
-    ROWS_TITLE,
     ZERO,
     Answer,
     above,
@@ -32,9 +30,11 @@ from .answer import (
     pairs_title,
     percent,
     row_texts,
+    rows_title,
     with_zero,
 )
 from .comparison import FORMATS, formatted, sign_flip_p
+from .costs import costs_of
 from .runs import FinishedRun, domain_names
 
 
@@ -52,7 +52,6 @@ class NewSite:
     domains: pd.DataFrame  # accuracy, zero, balanced, answer, validation and seeds of the recommended row by domain
     by_training_domains: pd.DataFrame  # accuracy of the recommended row: number of training domains x domain
     by_training_images: pd.DataFrame  # of rows that differ in --holdout-fraction alone: number of images x domain
-    nested: float  # mean accuracy if the row is chosen anew without the domain that it is tested on
     zero: float  # mean accuracy of the training images' most frequent class on the same domains, or else of guessing
 
     @property
@@ -68,8 +67,8 @@ class NewSite:
     @property
     def zero_in_words(self) -> str:
         """What reaches `zero`."""
-        name = self.runs[0].records[0].args.get("most_frequent_class")
-        source = f"the most frequent class of the training images ({name})"
+        names = sorted({str(run.args.get("most_frequent_class")) for run in self.runs})
+        source = f"the most frequent class of the training images ({' or '.join(names)})"
         source = "guessing" if self.domains.zero.isna().all() else source
         return f"{source} gives {percent(self.zero)}%"
 
@@ -79,24 +78,31 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
 
     Scores are on a part of held-out domains, by default `Record.reported_split`.
 
-    `answer.recommend` chooses the row. It compares rows with "dense", or else with the row of the highest mean.
+    `answer.recommend` chooses the row. Of rows that differ in --holdout-fraction alone, that with the most training
+    images takes part.
 
     Raises:
         RecordError: The runs have different data, or no row held out two domains.
     """
     runs = [run for run in runs if run.test_domains]
     _check_same_data(runs)
-    observed = observed_scores(runs, split)
-    counted = counted_scores(observed)
-    accuracies = _by_domain(counted, "row")
+    observed = observed_scores(runs, split).rename(columns={"row": "variant"})
+    fraction = observed.variant.astype(str).str.replace(", holdout_fraction=[^,]+", "", regex=True)
+    observed["row"] = fraction.where(observed.images.notna(), observed.variant)
+    every = counted_scores(observed)
+    largest = every.groupby(["row", "variant"]).images.mean().fillna(0).groupby("row").idxmax()
+    counted = every[every.variant.isin([variant for _, variant in largest])]
+    accuracies = _by_domain(counted, "row").drop(index=ZERO, errors="ignore")
     if not accuracies.count(axis="columns").max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
         reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
         raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: timm-moe-dg sweep")
-    complete = complete_rows(accuracies)
-    highest = complete.mean(axis="columns").idxmax()
-    found = answer(with_zero(counted), {}, "dense" if "dense" in accuracies.index else highest)
-    row = highest if found.recommended == ZERO else found.recommended
+    costs = costs_of(runs) if len(accuracies) > 1 else {}
+    costs |= {row: costs[variant] for row, variant in largest if variant in costs}
+    found = answer(with_zero(counted), costs, metric=METRICS[runs[0].metric])
+    row = found.recommended
+    if row == ZERO:
+        row = complete_rows(accuracies).mean(axis="columns").idxmax()
     of_row = counted[counted.row == row].groupby("domain")
     zero = of_row.zero.mean().mean()
     if isnan(zero):
@@ -104,10 +110,11 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
     domains = of_row[["accuracy", "zero", "balanced", "answer", "validation"]].mean()
     domains = domains.assign(seeds=of_row.seed.nunique()).sort_values("accuracy")
     validation = _by_domain(counted, "row", "validation").mean(axis="columns")
-    by_domains = _by_domain(observed[observed.row == row], "trained").dropna()
-    nested = np.mean([complete.loc[complete.drop(columns=n).mean(axis="columns").idxmax(), n] for n in complete])
-    by_images = _by_training_images(counted, row)
-    return NewSite(runs, row, found, validation, domains, by_domains, by_images, float(nested), zero)
+    by_domains = _by_domain(observed[observed.variant == largest[row][1]], "trained").dropna()
+    of_sizes = every[every.row == row].dropna(subset="images")
+    sizes = of_sizes.groupby("variant").images.transform("mean").round()
+    by_images = _by_domain(of_sizes.assign(images=sizes), "images").dropna()
+    return NewSite(runs, row, found, validation, domains, by_domains, by_images, zero)
 
 
 def _check_same_data(runs: Sequence[FinishedRun]) -> None:
@@ -128,12 +135,6 @@ def _data(record: Record) -> dict[str, object]:
 
 def _by_domain(observed: pd.DataFrame, name: str, value: str = "accuracy") -> pd.DataFrame:
     return observed.groupby([name, "domain"])[value].mean().unstack("domain")
-
-
-def _by_training_images(counted: pd.DataFrame, of: str) -> pd.DataFrame:
-    names = counted.row.str.replace(", holdout_fraction=[^,]+", "", regex=True)
-    alike = counted[names == names[counted.row == of].iloc[0]].dropna(subset="images")
-    return _by_domain(alike.assign(images=alike.groupby("row").images.transform("mean").round()), "images").dropna()
 
 
 def recommendation(site: NewSite) -> str:
@@ -170,8 +171,7 @@ def sentences(site: NewSite) -> list[str]:
     gap = f"{percent(validation)}%, {gap}" if isfinite(validation) else "unknown, without images"
     lines = [
         f"{site.metric.capitalize()} to expect at a new site (data set {site.runs[0].dataset}): "
-        f"{percent(best['mean'])}%, the mean over {number} held-out domains with {best.seeds} trial "
-        f"seed{'' if best.seeds == 1 else 's'}.",
+        f"{percent(best['mean'])}%, the mean over {number} held-out domains with {_seeds(site.domains.seeds)}.",
         f"95% prediction interval for one new site: {interval}.",
         *([f"To compare with: {site.zero_in_words} on the same domains."] if site.zero else []),
         *_by_class(site),
@@ -181,8 +181,12 @@ def sentences(site: NewSite) -> list[str]:
     ]
     if site.answer.pairs.empty:
         return [*lines, "Other rows: none, so these runs compare no models."]
-    chosen = f"Mean {site.metric} if the row is chosen anew without the domain that it is tested on"
-    return [*lines, f"{chosen}: {percent(site.nested)}%.", *site.answer.verdict, *NOTES]
+    return [*lines, *site.answer.verdict, *NOTES]
+
+
+def _seeds(numbers: pd.Series) -> str:
+    least, most = numbers.min(), numbers.max()
+    return f"{most if least == most else f'{least} to {most}'} trial seed{'' if most == 1 else 's'}"
 
 
 def _by_class(site: NewSite) -> list[str]:
@@ -222,7 +226,11 @@ def site_tables(site: NewSite) -> dict[str, pd.DataFrame]:
     tables = {f"Held-out domains of {site.row}, the worst first": texts}
     if site.answer.pairs.empty:
         return tables
-    return {ROWS_TITLE: row_texts(site.answer), pairs_title(site.answer): pair_texts(site.answer), **tables}
+    return {
+        rows_title(site.answer): row_texts(site.answer),
+        pairs_title(site.answer): pair_texts(site.answer),
+        **tables,
+    }
 
 
 def render_site(site: NewSite, format_: str) -> str:
