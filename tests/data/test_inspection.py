@@ -238,8 +238,9 @@ def band_files(folder, *names, scale=None, dtype="uint16"):
     """A domain of GeoTIFFs, one for each description of its two bands."""
     paths = []
     for number, described in enumerate(names):
-        facts = {"descriptions": described} | ({"scales": [1e-4, 1e-4]} if scale and number in scale else {})
-        paths.append(str(write_raster(folder / f"{number}.tif", np.full((2, 8, 8), 7, dtype), **facts)))
+        facts = {"descriptions": described} | ({"scales": [1e-4] * len(described)} if scale and number in scale else {})
+        values = np.full((len(described), 8, 8), 7, dtype)
+        paths.append(str(write_raster(folder / f"{number}.tif", values, **facts)))
     return FileDomain("a", ("x",), [0] * len(paths), paths, bands=Bands(2))
 
 
@@ -248,6 +249,11 @@ def test_bands_in_different_orders_need_names(tmp_path):
     with pytest.raises(ArgumentError, match=r"in_chans=2: .*1.tif.*--bands"):
         with_decided_values([domain], domain.bands)
     with_decided_values([domain], Bands.of(("sentinel2:B02", "sentinel2:B03")))
+    colors = [("B02", "B03", "B04"), ("B04", "B03", "B02"), ("red", "green", "blue")]
+    domain = band_files(tmp_path, *colors)
+    with pytest.raises(ArgumentError, match=r"in_chans=3: .*--bands"):
+        with_decided_values([domain], Bands(3))
+    with_decided_values([band_files(tmp_path, *colors[1:])], Bands(3))  # other words, and no other order
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import timm_moe_dg
 from tests.models.cases import BY_NAME, mixture_layers, overlay, randomize, upcycled
 from timm_moe_dg.errors import CheckpointError, MetadataError
+from timm_moe_dg.layers.encoders.coverage import CELL_RADIUS
 from timm_moe_dg.losses import reported_losses
 from timm_moe_dg.networks.build import data_config, save_network
 from timm_moe_dg.networks.trained import load_trained
@@ -139,6 +140,17 @@ def indexed(radius: float | None = RADIUS) -> nn.Module:
     model.set_coverage(NEAR)
     model.set_coverage_radius(radius)
     return model
+
+
+def test_a_radius_below_the_cells_of_the_index_is_noticed(caplog) -> None:
+    """Training images may lie as far from the centers of their cells as `CELL_RADIUS`."""
+    grid = torch.cartesian_prod(torch.linspace(10, 10.5, 40), torch.linspace(0, 0.5, 40))
+    model = built()
+    assert model.set_coverage(grid).distance(grid).max() == pytest.approx(CELL_RADIUS, rel=0.05)
+    model.set_coverage_radius(CELL_RADIUS + 0.1)
+    assert "cells of training coordinates" not in caplog.text
+    model.set_coverage_radius(5.0)
+    assert "cells of training coordinates reach 20 km" in caplog.text
 
 
 def images(number: int = 3) -> Tensor:

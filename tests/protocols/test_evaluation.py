@@ -154,6 +154,9 @@ def test_scores_by_class_of_each_part_of_a_domain_are_scikit_learns():
         assert scores[prefix + name][index] == pytest.approx(function(target[part], answer[part]))
     assert scores["whole_same_answer"][1] == 1.0
     assert scores["whole_same_answer"][0] == torch.bincount(answer[group < 2]).max() / (group < 2).sum()
+    out = Predictions(*(column[group != 0] for column in (answer, target, group, answer.float(), answer * math.nan)))
+    alone = class_scores_by_domain(out, 2)["whole_balanced_accuracy"]  # the in-split of the first was not evaluated
+    assert (math.isnan(alone[0]), alone[1]) == (True, scores["whole_balanced_accuracy"][1])
     domains = [domain("train", "all"), domain("ood", "Asia")]
     outputs = Predictions(answer, target, group, answer.float(), answer * math.nan)
     assert "balanced_accuracy" not in role_scores(outputs, domains, "f1_macro")["ood"]

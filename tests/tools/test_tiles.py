@@ -16,7 +16,7 @@ WHOLE = [("a", (0, 0, 128, 96))]
 
 def test_further_scenes_are_further_groups_which_may_be_held_out(tmp_path):
     labels = write_labels(tmp_path / "labels.geojson", WHOLE)
-    near, far = (write_scene(tmp_path / f"{name}.tif", halves()) for name in ("near", "far"))
+    near, far = (write_scene(tmp_path / f"{name}.tif", halves()) for name in ("-12_near", "far"))
     first = tiles(near, labels, tmp_path / "data")
     table = tmp_path / "data" / "metadata.csv"
     table.write_text(table.read_text().rstrip())  # as an editor may save it
@@ -24,10 +24,10 @@ def test_further_scenes_are_further_groups_which_may_be_held_out(tmp_path):
     assert rows[: len(first)] == first
     assert {(row["group"], row["split"]) for row in rows[len(first) :]} == {("far", "ood_test")}
     roles = {domain.name for domain in get_benchmark("place_folder").read(tmp_path / "data", bands=5)}
-    assert roles == {"train near", "id near", "ood far"}
+    assert roles == {"train -12_near", "id -12_near", "ood far"}
     before = sorted((tmp_path / "data").rglob("*"))
     elsewhere = write_scene(tmp_path / "nowhere.tif", halves(), crs="EPSG:32655")
-    for scene, message in ((far, "output=.*far"), (elsewhere, "labels=")):
+    for scene, message in ((near, "output=.*near"), (far, "output=.*far"), (elsewhere, "labels=")):
         with pytest.raises(SystemExit, match=message):
             tiles(scene, labels, tmp_path / "data")
     assert sorted((tmp_path / "data").rglob("*")) == before

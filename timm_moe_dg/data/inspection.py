@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -198,7 +199,10 @@ def with_decided_values(domains: Sequence[Domain], bands: Bands) -> list[Domain]
         counts = f"{len(stated)} of {len(facts)} files that were looked at state a scale, such as {stated[0]!r}"
         raise DataError(f"images: {counts}, and {len(plain)} none, such as {plain[0]!r}; give all of them one")
     orders = {known.band_names: file for file, known in facts.items() if any(known.band_names)}
-    if not bands.is_rgb and not bands.names and len(orders) > 1:
+    if bands.is_rgb:  # other words for the same colors are no other order
+        colors = Counter(frozenset(names) for names in orders)
+        orders = {names: file for names, file in orders.items() if colors[frozenset(names)] > 1}
+    if not bands.names and len(orders) > 1:
         (first, one), (second, other), *_ = orders.items()
         listed = f"{one!r} has {', '.join(first)}, and {other!r} {', '.join(second)}"
         remedy = f"files name their bands in different orders: {listed}; give --bands"

@@ -112,6 +112,7 @@ def rows_of(table: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
     if not any(name in table for name in names.all):
         return list(map(ImageRow, paths))
     table.require(names.all, "add them, or leave out the others")
+    table = table if names.ids else table.with_centers(paths)
     return list(map(ImageRow, paths, metadata_values(table, names.ids, names.columns)))
 
 

@@ -76,7 +76,7 @@ class ColumnOptions:
     top_k: int = option(1, type=positive_int, metavar="K", help="classes per image (default: %(default)s)")
     columns: Sequence[str] = option((), nargs="+", choices=COLUMNS, metavar="NAME",
         help=f"further columns: {', '.join(COLUMNS)}; experts are those of most tokens in each mixture layer, and "
-        "distance is to MoGE's training locations, km")
+        "distance is to the centers of MoGE's cells of training locations, km")
 
 
 @dataclass(frozen=True, kw_only=True)

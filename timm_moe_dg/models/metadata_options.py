@@ -87,8 +87,9 @@ class MetadataRoutingOptions(MetadataOptions):
     Attributes:
         coverage_points: Size of the index of training coordinates. It comes with the weights. `set_coverage` makes an
             index.
-        coverage_radius: Distance in km from training coordinates beyond which the shared expert answers. This holds in
-            evaluation, and the distance is to the nearest coordinate of the index. None routes all images.
+        coverage_radius: Distance in km from cells of training coordinates beyond which the shared expert answers. This
+            holds in evaluation. Cells have 0.25 degrees or more, so that a model reveals no exact coordinate, and the
+            distance is to their centers. None routes all images.
 
     >>> model = timm.create_model("moge_tiny").eval()
     >>> coverage = model.set_coverage(torch.tensor([[13.4, 52.5]]))

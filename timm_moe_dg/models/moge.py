@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MetadataError
 from ..layers.compat import update_model_args
-from ..layers.encoders.coverage import Coverage, thin_coordinates
+from ..layers.encoders.coverage import CELL_RADIUS, Coverage, thin_coordinates
 from ..layers.encoders.location import CoordinateEncoder, LocationIdEmbedding
 from ..layers.encoders.metadata import MetadataEncoder
 from ..layers.geo_moe_mlp import GeoMoeMlp, answers_without_metadata
@@ -132,8 +132,8 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
     def set_coverage_radius(self, radius: float | None) -> None:
         """Sets how far from the training coordinates the router is trusted in evaluation.
 
-        `radius` is in km to the nearest point of the index. None or infinity trusts it everywhere. Any other radius
-        needs an index, and a shared expert to fall back to.
+        `radius` is in km to the nearest point of the index, the center of a cell of training coordinates. None or
+        infinity trusts it everywhere. Any other radius needs an index, and a shared expert to fall back to.
         """
         if radius is not None and not radius >= 0.0:
             raise MetadataError.of("coverage_radius", radius, "give a distance of 0 km or more; inf covers everything")
@@ -144,6 +144,9 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
             raise MetadataError.of("coverage_radius", radius, remedy)
         if radius is not None and not answers_without_metadata(self):
             raise MetadataError.of("coverage_radius", radius, "shared_expert=False leaves no expert to fall back to")
+        if radius is not None and radius < CELL_RADIUS:
+            text = f"coverage_radius={radius:g}: cells of training coordinates reach {CELL_RADIUS:.0f} km or more"
+            _logger.warning(f"{text} from their centers, so that some training images lie outside; give at least that")
         if coverage is not None:
             coverage.radius = radius
         self._record(coverage_radius=radius)

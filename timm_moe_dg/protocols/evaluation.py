@@ -137,14 +137,16 @@ def positive_score(logits: Tensor) -> Tensor:
 def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
     """Returns `metrics.class_scores` on the in-splits: name -> score of each domain.
 
-    They are there on both splits ("whole_") too, and those of `METRICS` on out-splits ("out_"). "same_answer" is the
-    share of the most frequent answer.
+    They are there on both splits ("whole_", NaN without predictions on the in-split) too, and those of `METRICS` on
+    out-splits ("out_"). "same_answer" is the share of the most frequent answer.
     """
     columns = (predictions.predicted, predictions.target, predictions.positive)
     by_name: dict[str, list[float]] = defaultdict(list)
     for domain in range(num_domains):
         splits = {"": predictions.group == 2 * domain, "out_": predictions.group == 2 * domain + 1}
-        for prefix, mask in {**splits, "whole_": predictions.group // 2 == domain}.items():
+        # Without --eval-train, in-splits of training domains are left out
+        splits["whole_"] = (predictions.group // 2 == domain) & splits[""].any()
+        for prefix, mask in splits.items():
             scores = class_scores(*(column[mask] for column in columns))
             for name in CLASS_SCORES if prefix != "out_" else METRICS.keys() & CLASS_SCORES.keys():
                 by_name[prefix + name].append(scores[name])

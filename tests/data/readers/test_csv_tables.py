@@ -12,6 +12,7 @@ from PIL.TiffImagePlugin import IFDRational
 
 from tests.data.files import write_csv
 from tests.geo_files import write_scene
+from timm_moe_dg.cli.text import csv_cell
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.readers.csv_tables import (
     Metadata,
@@ -235,6 +236,8 @@ def test_coordinates_far_from_the_image_s_own_place_are_refused(tmp_path):
     assert len(places(tmp_path, near)) == 1
     with pytest.raises(DataError, match=r"line 3: .* own place \(9\.00, .*exchanged"):
         places(tmp_path, [near[0], {**near[1], "lon": 0.5, "lat": 9.5}])
+    with pytest.raises(DataError, match=r"column 'lon' is .*369.5.* in -180..180"):
+        places(tmp_path, [{**near[0], "lon": 369.5}])
 
 
 def gps(longitude, latitude):
@@ -293,6 +296,12 @@ def test_lines_before_the_header_and_spaces_after_separators_are_skipped(tmp_pat
     assert list(table.lines) == [text.count("\n")]
 
 
+def test_texts_are_read_as_they_were_before_csv_cell(tmp_path):
+    names = ["-12_34", "+urban", "=1+1", "@x", "-90", "'quoted'", "a"]
+    write_csv(tmp_path / "a.csv", [{"path": csv_cell(name)} for name in names])
+    assert list(read_csv(tmp_path / "a.csv", ["path"])["path"]) == names
+
+
 def test_an_unknown_place_is_at_no_distance():
     assert np.isnan(Place((math.nan, 0.0), 0.0).distance(1, 1))
     assert Place((9.0, 0.0), 0.0).distance(10, 0) == pytest.approx(111.2, abs=0.1)
@@ -306,6 +315,8 @@ def test_an_unknown_place_is_at_no_distance():
         {1: "N", 2: (52.0, 31.0, 0.0), 3: "E"},
         {1: "N", 2: 52.5, 3: "E", 4: 13.4},  # numbers in place of degrees, minutes and seconds
         {1: "N", 2: (IFDRational(52, 0), 0.0, 0.0), 3: "E", 4: (13.0, 0.0, 0.0)},
+        {1: "N", 2: (52.0, 31.0, 0.0), 3: "E", 4: (200.0, 0.0, 0.0)},
+        {1: "N", 2: (95.0, 0.0, 0.0), 3: "E", 4: (13.0, 0.0, 0.0)},
     ],
 )
 def test_damaged_gps_tags_are_no_place(tmp_path, tags):

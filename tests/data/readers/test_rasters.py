@@ -135,6 +135,13 @@ def test_image_tile_and_window_have_the_values_and_the_mask_of_gdal(tmp_path, ki
             np.testing.assert_allclose(pixels, np.broadcast_to(expected, pixels.shape), rtol=1e-6)
 
 
+def test_transparency_of_a_deep_photograph_is_dropped_as_that_of_a_shallow_one(tmp_path):
+    transparent(tmp_path / "a.tif", "u2")
+    pytest.importorskip("rasterio.shutil").copy(tmp_path / "a.tif", tmp_path / "a.png", driver="PNG")
+    pixels = read_pixels(str(tmp_path / "a.png"), Bands(3))
+    np.testing.assert_allclose(pixels, values_of("u2", 4)[:3] / 65535, rtol=1e-6)
+
+
 def save(mode, **options):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8))
     return lambda path: (image.quantize(16) if mode == "P" else image.convert(mode)).save(path, **options)

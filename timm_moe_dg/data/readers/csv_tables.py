@@ -24,6 +24,7 @@ SEPARATORS = ",;\t"
 MAX_LISTED = 5  # lines and fields in a message
 MAX_FIELD_LENGTH = 200  # characters of a field in a message
 NAMES = "names"  # entry of the user's names of columns
+_FORMULAS = ("'=", "'+", "'-", "'@")
 MAX_COMPARED = 32  # coordinates that are compared with those of the images
 FAR = 100.0  # km
 # What R, pandas and spreadsheets write for an empty field; those that pandas.read_csv reads as missing
@@ -138,7 +139,7 @@ class Table(dict[str, Sequence[str]]):
             longitude, latitude = float(self["lon"][row]), float(self["lat"][row])
         except ValueError:  # refused when the column is read
             return
-        if place is None or math.isnan(longitude):
+        if place is None or not (abs(longitude) <= 180 and abs(latitude) <= 90):
             return
         distance = place.distance(longitude, latitude)
         if distance > place.radius + FAR:
@@ -151,7 +152,8 @@ class Table(dict[str, Sequence[str]]):
 def read_csv(path: Path, required: Sequence[str]) -> Table:
     """Reads a csv file with a header. Empty lines are skipped, short lines filled up.
 
-    The separator is the comma, the semicolon or the tab, whichever line 1 has most of.
+    The separator is the comma, the semicolon or the tab, whichever line 1 has most of. An apostrophe before =, +, - or
+    @, as `csv_cell` writes for spreadsheets, is left out.
     """
     (table,) = csv_chunks(path, required)
     return table
@@ -195,7 +197,8 @@ def _rows(path: Path, reader: Any, width: int, skipped: int) -> Iterator[tuple[i
             raise DataError(f"{str(path)!r}: {counts}; {remedy}")
         if row:
             line -= sum(text.count("\n") for text in row)
-            yield line, row + [""] * (width - len(row))
+            fields = [text[1:] if text[:2] in _FORMULAS else text for text in row]
+            yield line, fields + [""] * (width - len(row))
 
 
 def parquet_chunks(path: Path, required: Sequence[str], names: Sequence[str], size: int) -> Iterator[Table]:

@@ -163,7 +163,8 @@ def exif_place(path: str) -> tuple[float, float] | None:
                 degrees.append(-number if str(tags[reference]).upper().startswith(("W", "S")) else number)
         except Exception:  # absent or damaged tags, of many classes
             return None
-    return (degrees[0], degrees[1]) if np.isfinite(degrees).all() else None
+    longitude, latitude = degrees
+    return (longitude, latitude) if abs(longitude) <= 180 and abs(latitude) <= 90 else None
 
 
 def _orientation(image: Image.Image) -> int:

@@ -227,7 +227,8 @@ class Raster:
             missing = np.zeros(values.shape, bool)
             if self.has_mask:
                 missing |= self.dataset.read_masks(1, window=window) == 0
-            if self.alpha is not None and self.alpha not in positions:
+            # Photographs lose their transparency, and so do PNG files of more than 8 bits
+            if self.alpha is not None and self.alpha not in positions and self.dataset.driver != "PNG":
                 missing |= self.dataset.read(self.alpha + 1, window=window) == 0
         for band, position in enumerate(positions):
             nodata = self.dataset.nodatavals[position]

@@ -14,6 +14,7 @@ from ...errors import MetadataError
 EARTH_RADIUS = 6371.0088  # km, the mean radius of the International Union of Geodesy and Geophysics
 MAX_POINTS = 4096
 FINEST = 0.25  # smallest height of a grid cell, degrees
+CELL_RADIUS = math.radians(FINEST) / math.sqrt(2) * EARTH_RADIUS  # from the center of the smallest cell to a corner, km
 _ROWS = 1024  # places whose distances to all points are computed at once
 _UNITS = 1e6  # per degree: 0.11 m
 
