@@ -12,7 +12,6 @@ runs are left out, and missing runs are listed. Runs of DomainBed are read too.
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from timm_moe_dg.analysis.plots import plot_accuracies
@@ -21,7 +20,7 @@ from timm_moe_dg.cli.tool import ToolParser, tool, tool_parser
 from timm_moe_dg.cli.values import run_folder
 from timm_moe_dg.errors import ArgumentError, RecordError
 from timm_moe_dg.metrics import METRICS
-from timm_moe_dg.protocols.selection import held_out_score
+from timm_moe_dg.protocols.records import SplitName
 from timm_moe_dg.results.answer import ZERO, answer, pairs_text, scores_of
 from timm_moe_dg.results.comparison import FORMATS, data_frame, data_text, render
 from timm_moe_dg.results.new_site import new_site, render_site, site_frame
@@ -114,9 +113,9 @@ def main(argv: Sequence[str]) -> None:
     if args.new_site:
         print_new_site(args, parser, runs)
         return
-    report = partial(held_out_score, split="whole") if args.whole_domain else held_out_score
     further = [OPTIONAL_COLUMNS[name] for name in args.columns]
-    tables = make_tables(runs, args.rules or RULES, report, further, by_group=args.groups)
+    split: SplitName | None = "whole" if args.whole_domain else None
+    tables = make_tables(runs, args.rules or RULES, split, further, by_group=args.groups)
     without_table = [rule for rule in args.rules or () if rule not in {table.rule for table in tables}]
     reasons = [f"{rule}: no run has the held-out domains or scores that this rule needs" for rule in without_table]
     if not tables:

@@ -91,6 +91,7 @@ def test_differences_of_rows_with_names_follow_their_table(tmp_path, shown):
     assert re.search(r"\| gmoe +\| [+-][\d.]+ .* of 9 pairs, \d of 3 domains", tables)
     whole = shown(tmp_path, "--rules", "training_domain_validation", "--format", "markdown", "--whole-domain")
     assert whole.splitlines()[-6:] != tables.splitlines()[-6:]
+    assert ("whole domains" in whole, "whole domains" in tables) == (True, False)
 
 
 def test_pictures(folder, shown, tmp_path):

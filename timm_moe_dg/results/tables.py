@@ -18,7 +18,7 @@ import pandas as pd
 from ..errors import RecordError
 from ..metrics import CLASS_SCORES, METRICS
 from ..protocols.planner import OFFICIAL, PER_REGION, leave_one_domain_out, leave_one_or_two_domains_out, single_source
-from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score
+from ..protocols.records import SCORED_ROLES, Record, RoleScores, Score, SplitName
 from ..protocols.selection import (
     OOD_RULES,
     SELECTION_RULES,
@@ -116,7 +116,7 @@ def side_by_side(columns: Sequence[pd.Series]) -> pd.Series:
 def make_tables(
     runs: Sequence[FinishedRun],
     rules: Sequence[str] = RULES,
-    report: Callable[[Record], float] = held_out_score,
+    split: SplitName | None = None,
     further: Sequence[Column] = (),
     by_group: bool = False,
 ) -> list[Table]:
@@ -125,7 +125,8 @@ def make_tables(
     Args:
         runs: Finished runs on any data sets.
         rules: Names in `RULES`.
-        report: Value of the selected record in held-out tables. Single-source tables report out-splits of benchmarks.
+        split: Part of test domains that held-out tables report, by default `Record.reported_split`, and the in-split
+            for "oracle". Single-source tables report out-splits of benchmarks.
         further: Additional columns, such as those of `OPTIONAL_COLUMNS`.
         by_group: Whether tables of the data's own test domains show every group.
     """
@@ -141,7 +142,7 @@ def make_tables(
             elif rule in OFFICIAL_RULES:
                 made += _official_tables(frame, rule, further, by_group)
             else:
-                made.append(_held_out_table(frame, rule, report, further))
+                made.append(_held_out_table(frame, rule, split, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
         for _, alike in groupby(sorted(made, key=_kind_of_score), key=_kind_of_score):
@@ -180,23 +181,22 @@ def _applies(rule: str, runs: Sequence[FinishedRun]) -> bool:
     return {len(run.test_domains) for run in runs} >= ({1, 2} if rule == CROSS_VALIDATION else {1})
 
 
-def _held_out_table(
-    runs: pd.DataFrame, rule: str, report: Callable[[Record], float], further: Sequence[Column]
-) -> Table:
+def _held_out_table(runs: pd.DataFrame, rule: str, split: SplitName | None, further: Sequence[Column]) -> Table:
     """A column per held-out domain, each from the runs that hold it out, and their mean."""
     names = domain_names([run.records[0] for run in runs.run])
     needed = leave_one_or_two_domains_out(len(names)) if rule == CROSS_VALIDATION else leave_one_domain_out(len(names))
     held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
-    if rule == "oracle" and report is held_out_score:
-        report = partial(held_out_score, split="in")  # since it selects on the out-split
+    if rule == "oracle":
+        split = split or "in"  # since it selects on the out-split
+    report = partial(held_out_score, split=split)
     values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
     # A sweep may hold out some of the domains alone
     begun = sorted({domain for domains in held_out.test_domains if len(domains) == 1 for domain in domains})
     average_title = AVERAGE if len(begun) == len(names) else f"{AVERAGE} of {len(begun)} of {len(names)} domains"
     shares = [(names[domain], at(values, "domain", domain)) for domain in begun]
     shares += _averaged([Column(average_title, report), *further], selected, len(begun))
-    return _table(runs, rule, title, shares, _missing(needed, runs))
+    return _table(runs, rule, title, shares, _missing(needed, runs), split)
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -305,13 +305,14 @@ def _table(
     title: str,
     columns: Sequence[tuple[str, pd.Series]],
     missing: Sequence[str],
+    split: SplitName | None = None,
 ) -> Table:
     """Makes a table of columns: their titles, and their shares by row and trial seed."""
     titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
     first, expected = next(iter(runs.run)), [runs.seed.nunique()] * len(columns)
     dataset, metric = first.dataset, "" if first.metric == "accuracy" else f"{METRICS[first.metric]}, "
-    is_whole = first.records[0].reported_split == "whole" and rule != "oracle"
+    is_whole = (split or first.records[0].reported_split) == "whole"
     title = f"{dataset}, {metric}{'whole domains, ' if is_whole else ''}{title}"
     return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing)
 
