@@ -60,7 +60,7 @@ def test_each_process_gets_its_own_state_back(monkeypatch):
 
     def process(index):
         torch.manual_seed(index)
-        parts = {"network": nn.Linear(2, 2), "algorithm": nn.Linear(2, 2), "averaging": None, "sharding": None}
+        parts = {"network": nn.Linear(2, 2), "algorithm": nn.Linear(2, 2), "averaging": None}
         optimizer = torch.optim.SGD(parts["network"].parameters(), momentum=0.9)
         accelerator = SimpleNamespace(process_index=index, is_main_process=not index, scaler=None)
         accelerator.wait_for_everyone = lambda: None

@@ -37,7 +37,6 @@ class Adversarial(Counting):
 
     MIN_DOMAINS = 2
     ACCUMULATES = False
-    SHARDS = False  # its discriminator is whole in every process
     HPARAMS = MappingProxyType(
         {
             "lambda": 1.0,

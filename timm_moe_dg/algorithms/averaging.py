@@ -24,7 +24,6 @@ class Averaging(Tunable, ABC):
     """Averages the weights of an unwrapped network, routers included, during training. Its `state_dict` resumes it."""
 
     NEEDS_VALIDATION = False  # whether `evaluated` decides which weights are averaged
-    SHARDS = True  # whether a network that is divided over processes can be averaged
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:
         super().__init__(hparams)
@@ -145,7 +144,6 @@ class ValleyAverage(Averaging):
     """Base of both forms of SWAD, which average segments between evaluations."""
 
     NEEDS_VALIDATION = True
-    SHARDS = False
     HPARAMS = MappingProxyType({"swad_n_converge": 3, "swad_n_tolerance": 6, "swad_tolerance_ratio": 0.3})
 
     def __init__(self, network: nn.Module, hparams: Mapping[str, float]) -> None:

@@ -139,7 +139,6 @@ class Algorithm(Tunable, ABC):
         TAKES_TASK_LOSS: Whether the method minimizes `Setup.task_loss` instead of the plain cross-entropy.
         TAKES_LINEAR_STEPS: Whether the method can train the classifier alone in the first steps of a run.
         ACCUMULATES: Whether the method can be computed on parts of a step's minibatches.
-        SHARDS: Whether the method works on a network that is divided over processes, whose weights are DTensors.
         NEEDS_PIXELS: Whether the method changes images, so that a network cannot start at the outputs of its trunk.
         COMPARES_IMAGES: Whether the loss compares the images of one process, and so depends on their number.
 
@@ -156,7 +155,6 @@ class Algorithm(Tunable, ABC):
     TAKES_TASK_LOSS: ClassVar[bool] = False
     TAKES_LINEAR_STEPS: ClassVar[bool] = True
     ACCUMULATES: ClassVar[bool] = True
-    SHARDS: ClassVar[bool] = True
     NEEDS_PIXELS: ClassVar[bool] = False
     COMPARES_IMAGES: ClassVar[bool] = False
 

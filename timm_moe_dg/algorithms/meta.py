@@ -28,7 +28,6 @@ class Fish(ERM):
 
     MIN_DOMAINS = 2
     ACCUMULATES = False
-    SHARDS = False  # its inner steps copy and set weights
     HPARAMS = MappingProxyType({"meta_lr": 0.5})
     SEARCH = MappingProxyType({"meta_lr": lambda random: float(random.choice([0.05, 0.1, 0.5]))})
 
@@ -66,7 +65,6 @@ class MLDG(ERM):
     MIN_DOMAINS = 2
     TAKES_LINEAR_STEPS = False  # its inner steps move all weights
     ACCUMULATES = False
-    SHARDS = False  # its inner steps copy and set weights
     HPARAMS = MappingProxyType({"mldg_beta": 1.0, "n_meta_test": 2})
     SEARCH = MappingProxyType(
         {"mldg_beta": log_uniform(-1, 1), "n_meta_test": lambda random: int(random.choice([1, 2]))}

@@ -86,7 +86,6 @@ class MIRO(Algorithm):
     stages of a ResNet. The copy is in evaluation mode, without router noise and dropout.
     """
 
-    SHARDS = False  # its copy and its variances are whole in every process
     HPARAMS = MappingProxyType({"ld": 0.1, "lr_mult": 10.0})
     SEARCH = MappingProxyType({"ld": lambda random: float(random.choice([0.001, 0.01, 0.1, 1.0]))})
 

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 
 from ..algorithms import Minibatches
 from ..analysis.plots import plot_learning_curves
@@ -184,11 +183,8 @@ def check_losses(total: Tensor, step: int, domains: Sequence[str], checkpoint: s
 
 def check_weights(network: nn.Module, step: int, checkpoint: str) -> None:
     """Checks that no weight is above `LARGEST` or not a number, so that a checkpoint of the network is of use."""
-    weights = [parameter.detach() for parameter in network.parameters()]
-    shards = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    total = torch.stack([shard.abs().max() for shard in shards if shard.numel()]).max().nan_to_num(math.inf)
-    if any(isinstance(weight, DTensor) for weight in weights):
-        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+    weights = [parameter.detach() for parameter in network.parameters() if parameter.numel()]
+    total = torch.stack([weight.abs().max() for weight in weights]).max().nan_to_num(math.inf)
     if not total.item() <= LARGEST:
         raise DivergenceError(
             f"weights={total.item():.1e}: too large after step {step} to go on with; lower --lr, or warm up; last good "

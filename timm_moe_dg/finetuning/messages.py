@@ -36,7 +36,6 @@ from ..protocols.selection import summary, validates_on_test_groups, worst_group
 from ..storage.files import explained
 from ..storage.run_folder import LOG, RunFolder
 from .plan import MAX_CLASSES, RunPlan, class_counts, steps_per_epoch
-from .processes import is_sharded
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _package = logging.getLogger("timm_moe_dg")
@@ -112,9 +111,8 @@ class RunLog(MemoryHandler):
         if self._call:
             return call_text("finetune", {"resume": path, **method_words, **({"imports": imports} if imports else {})})
         launched = num_processes > 1 or "ACCELERATE_MIXED_PRECISION" in os.environ
-        flags = " --use_fsdp --fsdp_version 2" if is_sharded() else ""
-        if precision := plan.folder.args.get("mixed_precision"):
-            flags += f" --mixed_precision {precision}"
+        precision = plan.folder.args.get("mixed_precision")
+        flags = f" --mixed_precision {precision}" if precision else ""
         launcher = f"accelerate launch{flags}" if launched else "python"
         words = [path, *(word for pair in method_words.items() for word in option_words(*pair))]
         words += [word for name in imports for word in (OPTION, name)]

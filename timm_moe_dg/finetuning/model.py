@@ -1,35 +1,21 @@
-"""The model of a run: the network with its starting weights, the algorithm, optimizer, schedule and averaging.
-
-FSDP2 divides networks larger than one device. Each process holds its shard of every parameter, of the optimizer's state
-and of an average of weights. A block gathers its weights when it computes. Checkpoints and `best/` hold whole weights,
-gathered in the main process's host memory.
-"""
+"""The model of a run: the network with its starting weights, the algorithm, optimizer, schedule and averaging."""
 
 import logging
-import os
-import warnings
-from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.scheduler.scheduler import Scheduler
-from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..algorithms import Algorithm, Averaging, Setup, StepContext, get_algorithm, get_averaging
 from ..cli.values import TEXT
 from ..errors import ArgumentError
-from ..layers import LossWeights, RoutedMlp
-from ..layers.compat import BatchNorm
+from ..layers import LossWeights
 from ..layers.encoders.location import LocationEncoder, LocationIdEmbedding
-from ..layers.experts import StackedExperts
 from ..losses import check_loss_weights, force_tokens, set_auxiliary_form
 from ..models.text_head import use_text_head
 from ..networks.build import (
@@ -47,7 +33,6 @@ from ..protocols.options import RunOptions
 from ..protocols.run_identity import model_arguments
 from .optimization import LinearProbing, build_optimizer, build_schedule
 from .plan import RunPlan
-from .processes import is_sharded
 from .training_data import class_weights, column_statistics, cover_training_coordinates, mean_and_std
 from .trunk_cache import cache_trunk
 
@@ -64,7 +49,6 @@ class Model:
     schedule: Scheduler | None  # of the learning rate; None for a constant one
     averaging: Averaging | None  # of the network's weights
     probing: LinearProbing | None  # the first steps, in which the classifier alone is trained
-    sharding: "Sharding | None"  # of a network that is divided over processes
     with_metadata: bool  # whether the network takes the images' metadata
     data_config: DataConfig
     tokens: np.ndarray | None  # of all images, in their place: outputs of the frozen trunk, see `cache_trunk`
@@ -79,11 +63,9 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     config = data_config(network, options.img_size, *mean_and_std(plan, network))
     # Copies of the network, as averages are, start above the trunk too
     tokens = cache_trunk(network, plan, config, accelerator.device) if options.cache_trunk else None
-    if not is_sharded():  # or a network larger than the device would be on it as a whole
-        network = network.to(accelerator.device)
+    network = network.to(accelerator.device)
     # The average copies the network, which must not have the algorithm's hooks yet
     averaging = get_averaging(options.averaging)(network, plan.hparams) if options.averaging else None
-    sharding = Sharding(network, averaging, accelerator.device) if is_sharded() else None
     task_loss = build_task_loss(plan, accelerator.device)
     setup = Setup(
         network,
@@ -114,9 +96,8 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
     if options.compile:
         torch.compiler.reset()  # a program of an earlier run in this process would leave out this method's hooks
         network.compile()
-    # Not placed again: moved from cpu to cpu:0, weights are copied, and optimizers that hold parts would miss them.
-    # In evaluation mode accelerate adds mixed precision, and no copy of the network in every process
-    wrapped = accelerator.prepare_model(network, device_placement=False, evaluation_mode=sharding is not None)
+    # Not placed again: moved from cpu to cpu:0, weights are copied, and optimizers that hold parts would miss them
+    wrapped = accelerator.prepare_model(network, device_placement=False)
     optimizer = accelerator.prepare(optimizer)
     mean = partial(accelerator.reduce, reduction="mean")
     return Model(
@@ -133,7 +114,6 @@ def build_model(plan: RunPlan, accelerator: Accelerator) -> Model:
         schedule=schedule,
         averaging=averaging,
         probing=probing,
-        sharding=sharding,
         with_metadata=takes_metadata(network, plan.domains, options.metadata_columns),
         data_config=config,
         tokens=tokens,
@@ -247,86 +227,3 @@ def set_expert_mode(network: Network, options: RunOptions) -> None:
         network.set_expert_mode(options.expert_mode)
     elif options.expert_mode != "routed":
         raise ArgumentError.of("expert_mode", options.expert_mode, f"{options.model} has no metadata-routed experts")
-
-
-class Sharding:
-    """Divides a network, which is changed in place and moved to its device, and collects its whole weights."""
-
-    def __init__(self, network: nn.Module, averaging: Averaging | None, device: torch.device) -> None:
-        if any(isinstance(module, BatchNorm) and module.training for module in network.modules()):
-            remedy = "BatchNorm's statistics would differ between processes; add --freeze-bn"
-            raise ArgumentError.of("model", type(network).__name__, remedy)
-        self._structure = deepcopy(network).to("meta")
-        mesh = distributed.init_device_mesh(device.type, (distributed.get_world_size(),))
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() != "false",
-            "shard_placement_fn": lambda parameter: _placement(parameter, mesh.size()),
-        }
-        # Mixtures change no output of their experts in place
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .FSDPStackedExperts. returned a view")
-        for part in (network, *(averaging.children() if averaging else ())):
-            for module in _units(part):
-                fully_shard(module, **options)
-                if isinstance(module, StackedExperts):
-                    register_fsdp_forward_method(module, "forward_all")  # for the diversity loss
-            # The weights outside of the units too, or averages would be read while they are gathered
-            fully_shard(part, **{**options, "reshard_after_forward": True})
-
-    def whole_network(self, network: nn.Module, *, main: bool) -> nn.Module:
-        """Gathers the weights of the network or its average. Every process calls it, and only the main one has them."""
-        structure, weights = deepcopy(self._structure), whole(network.state_dict(), main=main)
-        if main:
-            structure.load_state_dict(weights, assign=True)
-        return structure
-
-
-def _units(network: nn.Module) -> list[nn.Module]:
-    """Returns the modules whose weights are gathered together, inner ones first."""
-    units: list[Any] = []
-    for name, module in network.named_modules():
-        parent, _, index = name.rpartition(".")
-        if isinstance(module, RoutedMlp):
-            # Gradients of losses that a mixture reports arrive there before that of its block's output
-            units += [module.router, module.experts]
-        elif index.isdecimal() and parent.endswith("blocks"):
-            units.append(module)
-    return units[::-1]
-
-
-def _placement(parameter: nn.Parameter, processes: int) -> Shard:
-    """Divides the first axis that has equal parts: experts may be fewer than processes, and embeddings have one row."""
-    equal = (axis for axis, size in enumerate(parameter.shape) if size % processes == 0)
-    return Shard(next(equal, 0))
-
-
-def whole(state: Any, *, main: bool = True) -> Any:
-    """Gathers the tensors of a nested state to the CPU. Every process calls it, and only the main one has them."""
-    if isinstance(state, DTensor):
-        gathered = state.full_tensor()
-        return gathered.cpu() if main else None
-    if isinstance(state, Mapping):
-        return {name: whole(value, main=main) for name, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(whole(value, main=main) for value in state)
-    return state
-
-
-def divided(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Divides a whole state like a module's or an optimizer's tensors. Every process has the whole state."""
-    if hasattr(part, "param_groups"):
-        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-        moments = {
-            index: {name: _like(value, parameters[index]) for name, value in values.items()}
-            for index, values in state["state"].items()
-        }
-        return {**state, "state": moments}
-    templates = part.state_dict()
-    return {name: _like(value, templates.get(name)) for name, value in state.items()}
-
-
-def _like(value: Any, template: object) -> Any:
-    if not isinstance(template, DTensor) or not isinstance(value, Tensor) or value.shape != template.shape:
-        return value
-    value = value.to(template.device)
-    return distribute_tensor(value, template.device_mesh, template.placements, src_data_rank=None)

@@ -15,7 +15,6 @@ from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn, optim
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..algorithms.base import ParameterGroup
@@ -81,9 +80,6 @@ def build_optimizer(
     except (TypeError, ValueError, AssertionError) as error:
         raise ArgumentError.of("opt", name, f"cannot be built ({error})") from error
     if type(optimizer) not in _ELEMENTWISE or optimizer.defaults.get("caution"):
-        if any(isinstance(parameter, DTensor) for parameter in network.parameters()):
-            remedy = "needs whole weights in every process; give adam, adamw or sgd, or launch without --use_fsdp"
-            raise ArgumentError.of("opt", name, remedy)
         for group in optimizer.param_groups:
             group["params"] = layer_parameters(network, group["params"])
     for group in extra_groups:

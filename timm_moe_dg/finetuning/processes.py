@@ -20,7 +20,6 @@ from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwa
 from accelerate.utils.environment import parse_flag_from_env
 from torch import distributed
 
-from ..algorithms import get_algorithm, get_averaging
 from ..cli.arguments import available_cpus, refuse_autocast
 from ..errors import ArgumentError, FolderInUseError, MoeDgError, ProcessLostError, RunInterruptedError
 from ..protocols.options import RunOptions
@@ -28,18 +27,13 @@ from ..protocols.run_identity import launched_processes
 from .plan import wanted_trackers
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}  # PyTorch's names -> accelerate's
-FSDP = "ACCELERATE_USE_FSDP"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Item = TypeVar("Item")
 
 _ON_CPU = "on CPU set ACCELERATE_USE_CPU=true and use accelerate launch --multi_gpu --num_processes N --num_machines 1"
 _DISTRIBUTED = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names
-_PLUGINS = ("DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")
-_UNSUPPORTED = (
-    "the launcher's plugin is not supported; launch without it (--use_deepspeed and the like), or with --use_fsdp "
-    "--fsdp_version 2"
-)
-_WHOLE = "needs whole weights in every process; launch without --use_fsdp"
+_PLUGINS = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
+_UNSUPPORTED = "the launcher's plugin is not supported; launch without it (--use_fsdp, --use_deepspeed and the like)"
 _running = threading.Lock()
 _logger = logging.getLogger(__name__)
 
@@ -94,25 +88,19 @@ def _restore(table: MutableMapping[str, Any], saved: dict[str, Any]) -> None:
 
 def join_processes(options: RunOptions) -> Accelerator:
     """Joins the other processes, checks that launch settings took effect, and logs the resources of the run."""
-    # The launcher's request for FSDP is hidden: accelerate ignores it on CPUs, and chooses other units on GPUs
-    fsdp = os.environ.pop(FSDP, None)
-    try:
-        accelerator = Accelerator(
-            mixed_precision=wanted_precision(options.amp_dtype),
-            # Evaluations alone have a loader of accelerate
-            dataloader_config=DataLoaderConfiguration(non_blocking=True),
-            log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
-            project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
-            kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
-                # Saves a copy of all gradients. static_graph stays off, since a graph may change from step to step: the
-                # discriminator's steps of DANN have no backward pass through the network.
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            ],
-        )
-    finally:
-        if fsdp is not None:
-            os.environ[FSDP] = fsdp
+    accelerator = Accelerator(
+        mixed_precision=wanted_precision(options.amp_dtype),
+        # Evaluations alone have a loader of accelerate
+        dataloader_config=DataLoaderConfiguration(non_blocking=True),
+        log_with=wanted_trackers(options) or None,  # accelerate warns of an empty list
+        project_dir=options.output,  # trackers ask for it here; `start_trackers` sets the run folder
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(minutes=options.process_timeout)),
+            # Saves a copy of all gradients. static_graph stays off, since a graph may change from step to step: the
+            # discriminator's steps of DANN have no backward pass through the network.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+        ],
+    )
     check_launch(options, accelerator)
     if accelerator.device.type == "cpu" and (options.cpu_threads or not threads_given(os.environ)):
         share = available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -120,7 +108,6 @@ def join_processes(options: RunOptions) -> Accelerator:
     _logger.info(
         f"processes {accelerator.num_processes}, device {accelerator.device}, threads {torch.get_num_threads()}, "
         f"mixed precision {accelerator.mixed_precision}, seed {options.seed}"
-        f"{', network divided by FSDP2' if is_sharded() else ''}"
     )
     if accelerator.num_processes > 1:
         limit = f"{options.process_timeout:g} min"
@@ -183,23 +170,6 @@ def check_launch(options: RunOptions, accelerator: Accelerator) -> None:
         (accelerator.gradient_accumulation_steps != 1, "gradient_accumulation_steps",
          accelerator.gradient_accumulation_steps, parts),
     ]  # fmt: skip
-    if is_sharded():
-        version = os.environ.get("FSDP_VERSION", "1")
-        averaging = get_averaging(options.averaging) if options.averaging else None
-        refusals += [
-            (version != "2", "fsdp_version", version, "is not supported; add --fsdp_version 2"),
-            (parse_flag_from_env("FSDP_OFFLOAD_PARAMS"), "fsdp_offload_params", True, "is not supported; leave it out"),
-            (parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING"), "fsdp_activation_checkpointing", True,
-             "leave it out and give --grad-checkpointing"),
-            (accelerator.num_processes < 2, "num_processes", 1, "FSDP divides a network over two or more; add some"),
-            (precision == "fp16", "amp_dtype", "float16", "is not supported with --use_fsdp; give bfloat16"),
-            (not get_algorithm(options.algorithm).SHARDS, "algorithm", options.algorithm, _WHOLE),
-            (averaging is not None and not averaging.SHARDS, "averaging", options.averaging,
-             f"{_WHOLE}, or give ema or moving"),
-            (options.compile, "compile", True, "is not supported with --use_fsdp; leave it out"),
-            (bool(options.cache_trunk), "cache_trunk", options.cache_trunk, _WHOLE),
-            (options.channels_last, "channels_last", True, "is not supported with --use_fsdp; leave it out"),
-        ]  # fmt: skip
     for is_refused, argument, value, remedy in refusals:
         if is_refused:
             raise ArgumentError.of(argument, value, remedy)
@@ -223,11 +193,6 @@ def wanted_precision(amp_dtype: str | None) -> str | None:
 def has_bfloat16() -> bool:
     """Whether there is a GPU of NVIDIA or AMD that computes in bfloat16, rather than emulates it."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def is_sharded() -> bool:
-    """Whether this process was launched with `accelerate launch --use_fsdp`."""
-    return parse_flag_from_env(FSDP)
 
 
 class Interrupted(BaseException):

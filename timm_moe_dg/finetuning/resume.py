@@ -19,7 +19,6 @@ from ..protocols.run_identity import check_unchanged, read_arguments, read_repea
 from ..storage.files import is_owned, owned
 from ..storage.run_folder import ARGUMENTS, DONE, Checkpoints, RunState
 from .plan import RunPlan
-from .processes import is_sharded
 
 AUTO = "auto"
 _ENDS = {"sched": "schedule", "averaging": "average", "early_stop": "early stop"}  # options that depend on the steps
@@ -129,7 +128,7 @@ def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
     """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
     checkpoint = plan.folder.newest_checkpoint()
     launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    identity = plan.identity(**launched, **({"use_fsdp": True} if is_sharded() else {}))
+    identity = plan.identity(**launched)
     if checkpoint is not None:
         # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
         check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)

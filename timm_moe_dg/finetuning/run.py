@@ -19,11 +19,11 @@ from ..algorithms import Minibatches, StepContext
 from ..cli.tool import command
 from ..cli.values import LOCAL
 from ..data import Domain, StepSampler
-from ..errors import ArgumentError, MoeDgError
+from ..errors import MoeDgError
 from ..models import DomainHeadsVisionTransformer
 from ..networks.averages import load_predictor
 from ..networks.build import save_network
-from ..networks.calibration import calibrate, calibration_command
+from ..networks.calibration import calibrate
 from ..protocols.evaluation import (
     Batches,
     Gather,
@@ -39,9 +39,9 @@ from ..protocols.run_identity import method_of
 from ..protocols.selection import one_answer_of, summary, validation_score
 from ..storage.run_folder import RunState, save_calibration, summary_row
 from .messages import domain_table, logging_disabled, start_trackers, tracker_errors_logged
-from .model import Model, divided, whole
+from .model import Model
 from .plan import RunPlan, steps_per_epoch
-from .processes import Interruption, is_sharded
+from .processes import Interruption
 from .resume import ResumePoint, can_be_extended
 from .training_data import build_loaders, step_sampler
 
@@ -131,8 +131,6 @@ class FineTuning:
         """Writes a checkpoint, once the run has a folder with its first evaluation."""
         folder, main = self.plan.folder, self.accelerator.is_main_process
         shared = {name: part.state_dict() for name, part in self.shared.items()}
-        if self.model.sharding:
-            shared = whole(shared, main=main)
         states = {name: part.state_dict() for name, part in self.per_process.items()}
         # To the CPU, or the main process's accelerator would receive the tensors of all others
         per_process = gather_object([send_to_device(states, "cpu")])
@@ -149,8 +147,7 @@ class FineTuning:
         if self.accelerator.is_main_process:
             folder.cut_back()
         for name, part in self.shared.items():
-            state = checkpoint["shared"][name]
-            part.load_state_dict(divided(part, state) if self.model.sharding else state)
+            part.load_state_dict(checkpoint["shared"][name])
         for name, part in self.per_process.items():
             part.load_state_dict(checkpoint["per_process"][self.accelerator.process_index][name])
         _logger.info(f"resumed {folder.path} after step {checkpoint['step']}")
@@ -219,8 +216,6 @@ class FineTuning:
     def _record_evaluation(self, record: Record, network: nn.Module) -> None:
         """Writes and shows an evaluation, on the main process."""
         folder, model = self.plan.folder, self.model
-        if model.sharding:
-            network = model.sharding.whole_network(network, main=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
             folder.add(record, lambda best: save_network(network, best, model.classes, model.data_config))
             _logger.info(domain_table(record, self.plan.names))
@@ -287,9 +282,6 @@ def calibrate_run(plan: RunPlan, device: torch.device, watched: Callable[[DataLo
     settings: dict[str, Any] = {"method": method_of(plan.folder.args), "metadata_columns": options.metadata_columns}
     settings |= {"batch_size": options.validation_batch_size, "workers": options.workers}
     try:
-        if is_sharded():
-            command = calibration_command(str(plan.folder.path))
-            raise ArgumentError.of("use_fsdp", True, f"calibrate on one device: {command}")
         with logging_disabled(logging.INFO):  # a second description of the network
             network = load_predictor(f"{LOCAL}{folder}").to(device)
             calibration = calibrate(network, *data, **settings, watched=watched)
