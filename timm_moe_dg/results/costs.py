@@ -1,6 +1,5 @@
 """Costs of the networks of rows: operations for an image, and parameters."""
 
-import logging
 from collections.abc import Sequence
 from math import nan
 
@@ -9,7 +8,6 @@ from timm.data.model_config import get_model_input_config
 
 from ..cli.values import LOCAL
 from ..errors import CheckpointError
-from ..finetuning.messages import logging_disabled
 from ..networks.build import build_network
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
@@ -41,8 +39,7 @@ def cost(run: FinishedRun) -> tuple[float, float]:
     try:
         network = load_trained(name)
     except CheckpointError:  # the weights have diverged, or were deleted
-        with logging_disabled(logging.WARNING):
-            network = build_network(name, None).eval()
+        network = build_network(name, None).eval()
     size = get_model_input_config(network)["input_size"]
     metadata = sample_metadata(network, 2)  # the second place is unknown
     macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata[:1]])])
