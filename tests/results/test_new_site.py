@@ -217,6 +217,10 @@ def test_a_missing_run_changes_neither_the_network_nor_the_advice() -> None:
     zeros = sweep({"none": [[0.2]] * 5}, row="most_frequent")
     dense = [each for each in named({"dense": [[0.8]] * 5}) if each.test_domains != (4,)]
     assert recommendation(new_site([*zeros, *dense])).startswith("dense: deploy it if an accuracy of 80.0%")
+    both = [*named({"dense": [[0.8]] * 5}), *named({"gmoe": [[0.8]] * 5})][:-1]
+    assert "Left out, because runs of held-out domains are missing: gmoe (domain 4)." in sentences(new_site(both))
+    with pytest.raises(RecordError, match="none was trained"):
+        new_site(zeros)
     uneven = new_site(named({"dense": [[0.8] * 3, [0.8], [0.8], [0.8]]}))
     assert "with 1 to 3 trial seeds." in " ".join(sentences(uneven))
 
@@ -224,6 +228,8 @@ def test_a_missing_run_changes_neither_the_network_nor_the_advice() -> None:
 def test_the_most_frequent_class_is_that_of_each_run() -> None:
     runs = [*empty_sites([0.9] * 4)[:1], *empty_sites([0.9] * 4, most_frequent_class="fox")[1:]]
     assert "(empty or fox) gives 83.5%" in new_site(runs).zero_in_words
+    unnamed = new_site(empty_sites([0.9] * 4, most_frequent_class=None)).zero_in_words
+    assert unnamed == "the most frequent class of the training images gives 83.5%"
 
 
 def test_rows_of_fewer_images_serve_the_trend_alone() -> None:
@@ -249,6 +255,8 @@ def test_rows_of_fewer_images_serve_the_trend_alone() -> None:
         ["dense"],
     )
     assert site.by_training_images.index.tolist() == [120, 237]
+    begun = [each for each in runs if each.args["holdout_fraction"] == 0.6 or each.test_domains == (0,)]
+    assert new_site(begun).best["mean"] == pytest.approx(np.mean(rows["dense"]))  # the finished sweep
 
 
 def test_more_domains_and_more_images() -> None:

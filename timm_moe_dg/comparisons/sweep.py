@@ -334,7 +334,7 @@ def with_chosen_rates(
         scores[run.args["row"]].append(-inf if isnan(score) else score)
     for row in open_rows:
         if all(fmean(scores[name]) == -inf for name, (of, _) in tried.items() if of is row):
-            raise ArgumentError.of("rates", rates, f"leave {row.label} without a validation score; give lower ones")
+            raise ArgumentError.of("rates", rates, f"{row.label} has no validation images to choose by; leave them out")
     chosen: dict[str, float] = {}
     # The best last, and of equal ones the lowest rate
     for name in sorted(scores, key=lambda name: (fmean(scores[name]), -tried[name][1])):

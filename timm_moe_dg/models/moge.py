@@ -146,7 +146,7 @@ class GeoMoeVisionTransformer(MixtureVisionTransformer):
             raise MetadataError.of("coverage_radius", radius, "shared_expert=False leaves no expert to fall back to")
         if radius is not None and radius < CELL_RADIUS:
             text = f"coverage_radius={radius:g}: cells of training coordinates reach {CELL_RADIUS:.0f} km or more"
-            _logger.warning(f"{text} from their centers, so that some training images lie outside; give at least that")
+            _logger.warning(f"{text} from their centers, so that training images may lie outside; give at least that")
         if coverage is not None:
             coverage.radius = radius
         self._record(coverage_radius=radius)

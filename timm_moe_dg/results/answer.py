@@ -246,8 +246,8 @@ def recommend(
     """
     beating = _above_zero(domains)
     if not beating:
-        zero = percent(rows["mean"][ZERO])
-        return ZERO, f"Take {ZERO}: no row is clearly above the most frequent class of the training images ({zero}%)."
+        zero = f"the most frequent class of the training images ({percent(_zero_of(domains))}%)"
+        return ZERO, f"Take {ZERO}: no row is clearly above {zero}."
     judged = {pair.first: pair for pair in pairs.itertuples() if pair.first in beating}
     better = {name: pair.difference for name, pair in judged.items() if pair.verdict == BETTER}
     if better:
@@ -282,20 +282,26 @@ def _domains_won(pair: Any) -> str:
 
 def _cheapest(rows: pd.DataFrame, names: Sequence[str], reference: str) -> str:
     costs = rows[["gmacs", "parameters"]].fillna(inf)
-    return min(names, key=lambda name: (*costs.loc[name], name != "probe", name != reference))
+    return min(names, key=lambda name: (*costs.loc[name], name != "probe", name != reference, name))
 
 
 def _above_zero(domains: pd.DataFrame) -> list[str]:
     """Names the `complete_rows` that are clearly above the most frequent class, all if its scores are unknown."""
-    complete = complete_rows(domains)
-    least = above(domains.loc[ZERO, complete.columns].mean()) if ZERO in domains.index else -inf
+    complete, zero = complete_rows(domains), _zero_of(domains)
+    least = above(zero) if isfinite(zero) else -inf
     return list(complete.index[complete.mean(axis="columns") > least])
+
+
+def _zero_of(domains: pd.DataFrame) -> float:
+    """Returns the mean of the most frequent class on the domains of `complete_rows`, NaN if it is unknown."""
+    return domains.reindex(index=[ZERO], columns=complete_rows(domains).columns).loc[ZERO].mean()
 
 
 def _missing(scores: pd.DataFrame, domains: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     """Names rows that lack held-out domains, and those of which runs have no partner."""
-    trained = domains.drop(index=ZERO, errors="ignore")
-    lacking = [f"{name} ({', '.join(row.index[row.isna()])})" for name, row in trained.iterrows() if row.isna().any()]
+    complete = complete_rows(domains)
+    left_out = domains.drop(index=[*complete.index, ZERO], errors="ignore")[complete.columns]
+    lacking = [f"{name} ({', '.join(map(str, row.index[row.isna()]))})" for name, row in left_out.iterrows()]
     lines = [f"Left out, because runs of held-out domains are missing: {', '.join(lacking)}."] if lacking else []
     wanted = len(scores[scores.row != ZERO].drop_duplicates(["domain", "seed"]))
     partial = [f"{pair.first} {pair.pairs} of {wanted}" for pair in pairs.itertuples() if pair.pairs < wanted]
@@ -315,7 +321,7 @@ def _zero(domains: pd.DataFrame) -> list[str]:
     beating = _above_zero(domains)
     if ZERO not in domains.index or not beating:
         return []
-    zero = f"the most frequent class ({percent(domains.loc[ZERO].mean())}%)"
+    zero = f"the most frequent class ({percent(_zero_of(domains))}%)"
     alone = f" The probe alone is {'one' if 'probe' in beating else 'none'} of them."
     return [f"Rows clearly above {zero}: {', '.join(beating)}.{alone if 'probe' in domains.index else ''}"]
 

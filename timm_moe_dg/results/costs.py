@@ -5,9 +5,10 @@ from math import nan
 
 import torch
 from timm.data.model_config import get_model_input_config
+from torch import nn
 
 from ..cli.values import LOCAL
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MoeDgError
 from ..networks.build import build_network
 from ..networks.cost import count_macs
 from ..networks.export import sample_metadata
@@ -28,19 +29,25 @@ def costs_of(runs: Sequence[FinishedRun]) -> dict[str, tuple[float, float]]:
 def cost(run: FinishedRun) -> tuple[float, float]:
     """Returns the billions of multiply-accumulates of an image, and the number of parameters, of a run's network.
 
-    Both are NaN if the run's folder has no network.
+    Both are NaN if the run's folder holds no network that can be built.
     """
     if run.model == NO_MODEL:
         return 0.0, 0
     folder = run.folder / "best"
     if not (folder / "config.json").is_file():
         return nan, nan
-    name = f"{LOCAL}{folder}"
     try:
-        network = load_trained(name)
-    except CheckpointError:  # the weights have diverged, or were deleted
-        network = build_network(name, None).eval()
+        network = _network(f"{LOCAL}{folder}")
+    except MoeDgError:  # such as an ensemble's
+        return nan, nan
     size = get_model_input_config(network)["input_size"]
     metadata = sample_metadata(network, 2)  # the second place is unknown
     macs = count_macs(network, [torch.zeros(1, *size), *([] if metadata is None else [metadata[:1]])])
     return macs / 1e9, sum(parameter.numel() for parameter in network.parameters())
+
+
+def _network(name: str) -> nn.Module:
+    try:
+        return load_trained(name)
+    except CheckpointError:  # the weights have diverged, or were deleted
+        return build_network(name, None).eval()

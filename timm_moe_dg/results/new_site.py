@@ -67,8 +67,9 @@ class NewSite:
     @property
     def zero_in_words(self) -> str:
         """What reaches `zero`."""
-        names = sorted({str(run.args.get("most_frequent_class")) for run in self.runs})
-        source = f"the most frequent class of the training images ({' or '.join(names)})"
+        names = sorted({str(name) for run in self.runs if (name := run.args.get("most_frequent_class")) is not None})
+        named = f" ({' or '.join(names)})" if names else ""
+        source = f"the most frequent class of the training images{named}"
         source = "guessing" if self.domains.zero.isna().all() else source
         return f"{source} gives {percent(self.zero)}%"
 
@@ -78,8 +79,8 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
 
     Scores are on a part of held-out domains, by default `Record.reported_split`.
 
-    `answer.recommend` chooses the row. Of rows that differ in --holdout-fraction alone, that with the most training
-    images takes part.
+    `answer.recommend` chooses the row. Of rows that differ in --holdout-fraction alone, that with the most domains, and
+    then training images, takes part.
 
     Raises:
         RecordError: The runs have different data, or no row held out two domains.
@@ -87,18 +88,21 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
     runs = [run for run in runs if run.test_domains]
     _check_same_data(runs)
     observed = observed_scores(runs, split).rename(columns={"row": "variant"})
-    fraction = observed.variant.astype(str).str.replace(", holdout_fraction=[^,]+", "", regex=True)
+    fraction = observed.variant.astype(str).str.replace(", holdout_fraction=[^, ]+", "", regex=True)
     observed["row"] = fraction.where(observed.images.notna(), observed.variant)
     every = counted_scores(observed)
-    largest = every.groupby(["row", "variant"]).images.mean().fillna(0).groupby("row").idxmax()
-    counted = every[every.variant.isin([variant for _, variant in largest])]
+    sizes = every.groupby(["row", "variant"]).agg(domains=("domain", "nunique"), images=("images", "mean"))
+    largest = sizes.sort_values(["domains", "images"]).reset_index().groupby("row").variant.last()
+    counted = every[every.variant.isin(largest)]
     accuracies = _by_domain(counted, "row").drop(index=ZERO, errors="ignore")
+    if len(counted) and accuracies.empty:
+        raise RecordError(f"rows=[{ZERO!r}]: none was trained; add one, such as dense")
     if not accuracies.count(axis="columns").max() >= 2:  # NaN without any held-out domain
         names = ", ".join(map(repr, observed.domain.unique())) or "none that a run was not trained on"
         reason = "too few to show what to expect at a new site, because one domain stands for itself alone"
         raise RecordError(f"held-out domains={names}: {reason}; hold out each domain in turn: timm-moe-dg sweep")
     costs = costs_of(runs) if len(accuracies) > 1 else {}
-    costs |= {row: costs[variant] for row, variant in largest if variant in costs}
+    costs |= {row: costs[variant] for row, variant in largest.items() if variant in costs}
     found = answer(with_zero(counted), costs, metric=METRICS[runs[0].metric])
     row = found.recommended
     if row == ZERO:
@@ -110,7 +114,7 @@ def new_site(runs: Sequence[FinishedRun], split: SplitName | None = None) -> New
     domains = of_row[["accuracy", "zero", "balanced", "answer", "validation"]].mean()
     domains = domains.assign(seeds=of_row.seed.nunique()).sort_values("accuracy")
     validation = _by_domain(counted, "row", "validation").mean(axis="columns")
-    by_domains = _by_domain(observed[observed.variant == largest[row][1]], "trained").dropna()
+    by_domains = _by_domain(observed[observed.variant == largest[row]], "trained").dropna()
     of_sizes = every[every.row == row].dropna(subset="images")
     sizes = of_sizes.groupby("variant").images.transform("mean").round()
     by_images = _by_domain(of_sizes.assign(images=sizes), "images").dropna()
