@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import nan
 
 import numpy as np
@@ -167,6 +168,19 @@ def test_rows_are_compared_on_common_runs_and_lacking_ones_are_listed() -> None:
     )
     with pytest.raises(ArgumentError, match=r"^rows=\['most_frequent'\]"):
         answer(scores[scores.row == ZERO], COSTS)
+
+
+def test_p_is_that_of_the_difference_with_unequal_seeds() -> None:
+    """Six pairs of +2 points in one domain and one of -3 in the other differ by -0.5, the mean over domains."""
+    gains = {"a": [0.02] * 6, "b": [-0.03]}
+    lines = [(d, n, 0.5 + x, 0.5) for d, by_seed in gains.items() for n, x in enumerate(by_seed)]
+    frame = pd.DataFrame(lines, columns=["domain", "seed", "gmoe", "dense"])
+    scores = frame.melt(["domain", "seed"], var_name="row", value_name="accuracy").assign(balanced=nan)
+    (pair,) = answer(scores, {}).pairs.itertuples()
+    signs = np.array(list(product([-1, 1], repeat=7)))
+    means = (signs @ np.array([*np.repeat(0.02 / 6, 6), -0.03]) / 2).round(12)
+    assert pair.difference == pytest.approx(-0.005)
+    assert pair.p == np.mean(abs(means) >= 0.005)
 
 
 def test_without_costs_the_reference_is_one_of_the_rows() -> None:
