@@ -44,7 +44,7 @@ from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan,
 from ..protocols.run_identity import default_network
 from ..protocols.selection import training_domain_validation, validation_score
 from ..results.answer import ZERO, Answer, answer, scores_of
-from ..results.costs import NO_MODEL, costs_of
+from ..results.costs import WITHOUT_NETWORK, costs_of
 from ..results.runs import FinishedRun, find_runs
 from ..storage.run_folder import DONE
 from .sweep import (
@@ -281,7 +281,7 @@ def remarks(options: CompareOptions, domains: Sequence[Domain]) -> Iterator[str]
 
 def write_zeros(options: CompareOptions, plan: Sweep, zeros: Sequence[str]) -> set[str]:
     """Writes the runs of rows without a network, and returns their names."""
-    rows = [Row(name, {"model": NO_MODEL, "algorithm": name, "row": name}) for name in zeros]
+    rows = [Row(name, {"model": WITHOUT_NETWORK, "algorithm": name, "row": name}) for name in zeros]
     shared = {name: plan.given[name] for name in plan.given if name in DATA_OPTIONS}
     runs = plan_runs(replace(plan, rows=rows, options={"data_dir": plan.options["data_dir"]}, given=shared))
     for run in runs:

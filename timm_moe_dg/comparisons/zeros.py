@@ -18,7 +18,7 @@ from ..finetuning.run import score
 from ..networks.trained import unknown_metadata
 from ..protocols.options import RunOptions
 from ..protocols.records import Record
-from ..results.costs import NO_MODEL
+from ..results.costs import WITHOUT_NETWORK
 from ..storage.files import owned
 from ..storage.run_folder import RunFolder
 
@@ -80,7 +80,7 @@ def write_zero(row: str, options: RunOptions) -> None:
         for part, rows in enumerate((split.inside, split.outside)):
             groups = torch.full((len(rows),), 2 * index + part)
             batches.append((logits[rows], torch.from_numpy(targets[rows]), groups))
-    names = {"algorithm": row, "model": NO_MODEL}
+    names = {"algorithm": row, "model": WITHOUT_NETWORK}
     args = {**plan.record_args, **names}
     scores = score(torch.nn.Identity(), batches, plan.domains, plan.options.metric)
     hparams, folder = plan.hparams, RunFolder(plan.folder.path, {**plan.folder.args, **names})

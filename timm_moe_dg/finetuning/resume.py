@@ -127,8 +127,7 @@ class ResumePoint:
 def find_resume_point(plan: RunPlan, accelerator: Accelerator) -> ResumePoint:
     """Reads the newest checkpoint, if there is one, and checks that it belongs to this run."""
     checkpoint = plan.folder.newest_checkpoint()
-    launched = {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    identity = plan.identity(**launched)
+    identity = plan.identity(num_processes=accelerator.num_processes, mixed_precision=accelerator.mixed_precision)
     if checkpoint is not None:
         # A run that is extended has more steps. args.yaml is compared as a whole and says so if that is not allowed.
         check_unchanged({**checkpoint["identity"], "steps": identity["steps"]}, identity)

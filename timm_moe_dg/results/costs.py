@@ -16,7 +16,7 @@ from ..networks.trained import load_trained
 from .answer import row_names
 from .runs import FinishedRun, by_row
 
-NO_MODEL = "none"  # in place of the name of a network, for rows without one
+WITHOUT_NETWORK = "none"  # in place of the name of a network, for rows without one
 
 
 def costs_of(runs: Sequence[FinishedRun]) -> dict[str, tuple[float, float]]:
@@ -31,7 +31,7 @@ def cost(run: FinishedRun) -> tuple[float, float]:
 
     Both are NaN if the run's folder holds no network that can be built.
     """
-    if run.model == NO_MODEL:
+    if run.model == WITHOUT_NETWORK:
         return 0.0, 0
     folder = run.folder / "best"
     if not (folder / "config.json").is_file():
