@@ -28,7 +28,7 @@ BORDERS = {"id": (300, 400, 500), "ood": (1000, 2000, 4000)}  # km
 def answers(folder: Path) -> pd.DataFrame:
     """A row for each tile outside training: role, km to the nearest training tile, and whether answers are right."""
     view = open_run(folder, batch_size=256)
-    plan = make_plan(RunOptions(dataset=view.args["dataset"], test_domains=view.args["test_domains"]))
+    plan = make_plan(RunOptions(**{name: view.args[name] for name in ("dataset", "test_domains", "trial_seed")}))
     tested = [index for index in range(len(plan.domains)) if index not in plan.training]
     domains, splits = [plan.domains[index] for index in tested], [plan.splits[index] for index in tested]
     with_metadata = takes_metadata(view.model, domains)

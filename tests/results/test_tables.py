@@ -82,13 +82,13 @@ def test_averages_of_several_data_sets(tmp_path):
     assert cells[2].mean == pytest.approx((parts[0].mean + parts[1].mean) / 2)
 
 
-def measured(dataset, metric="accuracy", split="in", test=0):
+def measured(dataset, metric="accuracy", split="in", *tests):
     """A run with another score on each split, on two data sets of three domains."""
-    scores = dict(zip(("f1_macro", "out_f1_macro", "whole_f1_macro"), np.full((3, 3), 0.3).tolist(), strict=True))
+    scores = {"f1_macro": [0.1] * 3, "out_f1_macro": [0.2] * 3, "whole_f1_macro": [0.3] * 3}
     options = {"dataset": dataset, "metric": metric, "reported_split": split, "split_sizes": [[8, 2]] * 3}
-    (record,) = invented_records([test], at=(0,), **options)
+    (record,) = invented_records(list(tests), at=(0,), **options)
     record = replace(record, in_acc=(0.5,) * 3, out_acc=(1.0,) * 3, metrics=scores)
-    return FinishedRun(Path(f"{options}{test}"), [record])
+    return FinishedRun(Path(f"{options}{tests}"), [record])
 
 
 def test_metrics_and_reported_parts_have_tables_and_averages_of_their_own():
@@ -102,9 +102,23 @@ def test_metrics_and_reported_parts_have_tables_and_averages_of_their_own():
         "b, whole domains, selection by training-domain validation": pytest.approx(0.6),
         "a, F1-macro, whole domains, selection by training-domain validation": pytest.approx(0.3),
         "b, F1-macro, whole domains, selection by training-domain validation": pytest.approx(0.3),
-        "averages of the domains, selection by training-domain validation": pytest.approx(0.6),
-        "averages of the domains, F1-macro, selection by training-domain validation": pytest.approx(0.3),
+        "averages of the domains, whole domains, selection by training-domain validation": pytest.approx(0.6),
+        "averages of the domains, F1-macro, whole domains, selection by training-domain validation": pytest.approx(0.3),
     }
+    # Columns of class scores are of the part that the title names
+    for dataset_split, split, rule, expected in (
+        ("in", None, "training_domain_validation", 0.1),
+        ("in", "whole", "training_domain_validation", 0.3),
+        ("whole", None, "oracle", 0.1),
+        ("in", None, "single_source", 0.2),
+        ("whole", None, "single_source", 0.3),
+    ):
+        tests = [[1, 2], [0, 2], [0, 1]] if rule == "single_source" else [[0], [1], [2]]
+        runs = [measured("a", "accuracy", dataset_split, *test) for test in tests]
+        for table in make_tables(runs, [rule], split, [OPTIONAL_COLUMNS["f1_macro"]]):
+            assert cells_of(table)[ROW][-1].mean == pytest.approx(expected)
+            assert ("whole domains" in table.title) == (expected == 0.3)
+            assert ("scores on out-splits" in table.title) == (expected == 0.2)
     # The oracle selects on the out-split, so it reports the in-split
     own = make_tables([measured("b", "accuracy", "whole", test) for test in range(3)], ["oracle"])
     assert cells_of(own[0])[ROW][-1].mean == 0.5

@@ -19,7 +19,6 @@ from ..data.inspection import Fingerprint, same_images
 from ..errors import ArgumentError
 from ..metrics import (
     CLASS_SCORES,
-    METRICS,
     accuracy,
     class_scores,
     expected_calibration_error,
@@ -137,8 +136,8 @@ def positive_score(logits: Tensor) -> Tensor:
 def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[str, list[float]]:
     """Returns `metrics.class_scores` on the in-splits: name -> score of each domain.
 
-    They are there on both splits ("whole_", NaN without predictions on the in-split) too, and those of `METRICS` on
-    out-splits ("out_"). "same_answer" is the share of the most frequent answer.
+    They are there on out-splits ("out_") and on both splits ("whole_", NaN without predictions on the in-split) too.
+    "same_answer" is the share of the most frequent answer.
     """
     columns = (predictions.predicted, predictions.target, predictions.positive)
     by_name: dict[str, list[float]] = defaultdict(list)
@@ -148,7 +147,7 @@ def class_scores_by_domain(predictions: Predictions, num_domains: int) -> dict[s
         splits["whole_"] = (predictions.group // 2 == domain) & splits[""].any()
         for prefix, mask in splits.items():
             scores = class_scores(*(column[mask] for column in columns))
-            for name in CLASS_SCORES if prefix != "out_" else METRICS.keys() & CLASS_SCORES.keys():
+            for name in CLASS_SCORES:
                 by_name[prefix + name].append(scores[name])
             answers = torch.bincount(predictions.predicted[mask], minlength=1)
             by_name[f"{prefix}same_answer"].append((answers.max() / answers.sum()).item())

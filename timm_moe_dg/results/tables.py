@@ -55,14 +55,15 @@ class Column(NamedTuple):
 
     title: str
     # Computes a share from a selected record, which tables print in percent; None leaves the record out
-    value: Callable[[Record], float | None]
+    value: Callable[..., float | None]
+    has_split: bool = False  # whether the table's part of test domains is a second argument, `split`
 
 
 OPTIONAL_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
         "validation": Column("validation", validation_score),
         "out_split": Column("out-split", partial(held_out_score, split="out")),
-        **{name: Column(title, partial(held_out_score, metric=name)) for name, title in CLASS_SCORES.items()},
+        **{name: Column(title, partial(held_out_score, metric=name), True) for name, title in CLASS_SCORES.items()},
     }
 )
 
@@ -148,7 +149,7 @@ def make_tables(
         for _, alike in groupby(sorted(made, key=_kind_of_score), key=_kind_of_score):
             averaged = list(alike)
             if len(averaged) > 1 and all(AVERAGE in table.columns for table in averaged):
-                tables.append(_averages(rule, averaged))
+                tables.append(_averages(rule, averaged, split))
     return tables
 
 
@@ -189,14 +190,14 @@ def _held_out_table(runs: pd.DataFrame, rule: str, split: SplitName | None, furt
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
     if rule == "oracle":
         split = split or "in"  # since it selects on the out-split
-    report = partial(held_out_score, split=split)
-    values, title = selected.map(report).astype(float), f"selection by {rule_title(rule)}"
+    values = selected.map(partial(held_out_score, split=split)).astype(float)
     # A sweep may hold out some of the domains alone
     begun = sorted({domain for domains in held_out.test_domains if len(domains) == 1 for domain in domains})
     average_title = AVERAGE if len(begun) == len(names) else f"{AVERAGE} of {len(begun)} of {len(names)} domains"
     shares = [(names[domain], at(values, "domain", domain)) for domain in begun]
-    shares += _averaged([Column(average_title, report), *further], selected, len(begun))
-    return _table(runs, rule, title, shares, _missing(needed, runs), split)
+    columns = [Column(average_title, held_out_score, True), *further]
+    shares += _averaged(columns, selected, len(begun), split)
+    return _table(runs, rule, f"selection by {rule_title(rule)}", shares, _missing(needed, runs), split)
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
@@ -206,11 +207,12 @@ def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list
         of_source = runs[runs.test_domains.isin([held_out])]
         if len(of_source):
             titles = {source: f"{names[source]} (IID)", **{domain: names[domain] for domain in held_out}}
-            whole = of_source.run.iloc[0].records[0].reported_split == "whole"
+            split: SplitName = "whole" if of_source.run.iloc[0].records[0].reported_split == "whole" else "out"
             columns = [Column(title, partial(_transfer, domain)) for domain, title in titles.items()]
-            columns += [Column(AVERAGE_OOD, partial(held_out_score, split="whole" if whole else "out")), *further]
-            title = f"trained on {names[source]} alone and selected on its out-split, scores on out-splits"
-            shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)))
+            columns += [Column(AVERAGE_OOD, held_out_score, True), *further]
+            title = f"trained on {names[source]} alone and selected on its out-split"
+            title += "" if split == "whole" else ", scores on out-splits"
+            shares = _averaged(columns, _selected(VALIDATION, of_source.assign(domain=source)), split=split)
             table = _table(runs, SINGLE_SOURCE, title, shares, _missing([held_out], runs))
             tables.append(replace(table, trained_on=names[source]))
     return tables
@@ -287,11 +289,14 @@ def _selected(rule: str, runs: pd.DataFrame) -> pd.Series:
     return pd.Series(list(selected.values()), index=index, dtype=object)
 
 
-def _averaged(columns: Sequence[Column], selected: pd.Series, number: int = 1) -> list[tuple[str, pd.Series]]:
+def _averaged(
+    columns: Sequence[Column], selected: pd.Series, number: int = 1, split: SplitName | None = None
+) -> list[tuple[str, pd.Series]]:
     """Titles and shares of columns, each a mean over held-out domains."""
     shares = []
-    for title, value in columns:
-        values = pd.Series([value(record) for record in selected], selected.index, dtype=object)
+    for title, value, has_split in columns:
+        part = {"split": split} if has_split else {}
+        values = pd.Series([value(record, **part) for record in selected], selected.index, dtype=object)
         # A region is "ood" in the runs that hold it out, and "id" in the others
         absent = values.map(lambda share: share is None).astype(bool)
         without = values[absent].index.get_level_values("domain").nunique()
@@ -311,20 +316,24 @@ def _table(
     titles, scores = [title for title, _ in columns], side_by_side([shares for _, shares in columns])
     rows: Rows = runs.groupby("row", sort=False).run.agg(list).to_dict()
     first, expected = next(iter(runs.run)), [runs.seed.nunique()] * len(columns)
-    dataset, metric = first.dataset, "" if first.metric == "accuracy" else f"{METRICS[first.metric]}, "
-    is_whole = (split or first.records[0].reported_split) == "whole"
-    title = f"{dataset}, {metric}{'whole domains, ' if is_whole else ''}{title}"
-    return Table(dataset, rule, title, titles, list(rows), scores, expected, rows, missing)
+    title = f"{first.dataset}, {_kind_in_title(first, split)}{title}"
+    return Table(first.dataset, rule, title, titles, list(rows), scores, expected, rows, missing)
 
 
-def _averages(rule: str, tables: Sequence[Table]) -> Table:
+def _kind_in_title(run: FinishedRun, split: SplitName | None) -> str:
+    """Names the metric and the part of test domains, unless they are the usual ones."""
+    metric = "" if run.metric == "accuracy" else f"{METRICS[run.metric]}, "
+    return f"{metric}{'whole domains, ' if (split or run.records[0].reported_split) == 'whole' else ''}"
+
+
+def _averages(rule: str, tables: Sequence[Table], split: SplitName | None) -> Table:
     """The average columns of the tables of several data sets side by side."""
     pairs = [(table, table.columns.index(AVERAGE)) for table in tables]
     averages = [at(table.scores, "column", position) for table, position in pairs]
     scores = side_by_side([*averages, average(pd.concat(averages), len(tables))])
     expected = [table.expected[position] for table, position in pairs]
-    metric = METRICS[next(iter(tables[0].runs.values()))[0].metric]
-    title = f"averages of the domains{'' if metric == 'accuracy' else f', {metric}'}, selection by {rule_title(rule)}"
+    kind = _kind_in_title(next(iter(tables[0].runs.values()))[0], split)
+    title = f"averages of the domains, {kind}selection by {rule_title(rule)}"
     columns = [table.dataset for table in tables]
     rows = sorted({row for table in tables for row in table.rows})
     return Table(AVERAGES, rule, title, [*columns, AVERAGE], rows, scores, [*expected, max(expected)])
