@@ -8,6 +8,7 @@ import pytest
 from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.cli.values import (
+    between,
     folder_name,
     fraction,
     fraction_to_1,
@@ -20,10 +21,12 @@ from timm_moe_dg.cli.values import (
     non_negative_int,
     output_file,
     position_or_name,
+    positive,
     positive_int,
     run_folder,
     seed_number,
     shard_text,
+    share,
     usable_device,
     weights_file,
 )
@@ -41,6 +44,9 @@ from timm_moe_dg.protocols.options import FURTHER_RULES
         (non_negative, {"0": 0, "1e3": 1000}, ["-0.1", "inf", "nan"]),
         (fraction, {"0": 0, "0.9": 0.9}, ["1", "-0.1"]),
         (fraction_to_1, {"1": 1}, ["0", "1.1", "much"]),
+        (share, {"0": 0, "1": 1}, ["-0.1", "1.1"]),
+        (between, {"0.9": 0.9}, ["0", "1"]),
+        (positive, {"0.1": 0.1}, ["0", "inf"]),
         (kilometers_or_auto, {"auto": "auto", "inf": float("inf")}, ["-1", "far"]),
         (position_or_name, {"@1": 1, "@-1": -1, "1": "1", "@x": "@x"}, []),
         (shard_text, {"0/3": "0/3"}, ["3/3", "-1/3", "1"]),

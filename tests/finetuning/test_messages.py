@@ -34,7 +34,7 @@ def evaluated(folder):
 def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, capsys, monkeypatch):
     # pytest's own log capture would send the unpaired surrogate to xdist, which cannot encode it
     monkeypatch.setattr(logging.getLogger("timm_moe_dg"), "propagate", False)
-    sys.stdout.reconfigure(errors="backslashreplace")  # as `cli.ending.tool` does
+    sys.stdout.reconfigure(errors="backslashreplace")  # as `cli.tool` does
 
     def run():
         with RunLog(["--lr", "a b"]) as log:
@@ -54,6 +54,10 @@ def test_messages_are_shown_at_once_and_written_when_there_is_a_folder(folder, c
     assert rest == ["one", r"two \udcff\x1b[0m", "three", "ArgumentError: lr=7: too high"]
     LOGGER.info("after the run")
     assert capsys.readouterr().out == ""
+    with RunLog([]) as log:
+        log.folder = folder
+        LOGGER.info("four")
+    assert (folder.path / "log.txt").read_text().splitlines()[-1] == "four"
 
 
 @pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])

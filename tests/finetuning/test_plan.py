@@ -47,7 +47,12 @@ def test_classes_are_counted_by_role_and_untrained_ones_warned_of(tmp_path, capl
 
 @pytest.mark.parametrize(
     ("words", "argument"),
-    [(["--metric", "f1_macro"], "metric"), (["--group-column", r"(\w/\w+/\d)\.png"], "group_column")],
+    [
+        (["--metric", "f1_macro"], "metric"),
+        (["--group-column", r"(\w/\w+/\d)\.png"], "group_column"),
+        (["--mean", "0.5", "0.5"], "mean"),
+        (["--std", "0.5"], "std"),
+    ],
 )
 def test_scores_and_groups_that_the_data_cannot_have_are_refused(words, argument, tmp_path):
     files = [f"a/cat/{n}.png" for n in range(5)] + [f"{d}/{c}/{n}.png" for d in "bc" for c in "xy" for n in range(5)]

@@ -21,6 +21,7 @@ from timm_moe_dg.results.runs import (
     find_runs,
     joined_regions,
     read_runs,
+    trained_region,
 )
 
 
@@ -192,6 +193,8 @@ def regional(held_out, *evaluations, seed=0, **options) -> FinishedRun:
 def test_every_regions_model_is_asked_about_its_own():
     africa = regional(AFRICA, (0.25, 1.0, 0.0), (0.75, 0.5, 0.125))  # the second is selected
     asia = regional(ASIA, (0.75, 0.0, 0.25), (0.5, 0.0, 1.0))  # the first
+    pooled = regional(ALL, (0.5, 0.5, 0.5))
+    assert [trained_region(run) for run in (africa, asia, pooled, run_of((0, 2, 3)))] == ["Africa", "Asia", None, None]
     scores = joined_regions([africa, asia]).roles["id"]
     assert scores["group_accuracy"] == {"Africa": 0.5, "Asia": 0.25}
     assert scores["accuracy"] == (30 * 0.5 + 10 * 0.25) / 40  # of images
