@@ -358,8 +358,6 @@ def _scores_of_most_frequent(record: Record, split: SplitName) -> dict[int, floa
     """The score that answering with that class alone has in a part of the domains with images, by position."""
     counts, sizes = record.args.get("most_frequent") or (), record.args.get("split_sizes") or ()
     classes, column = record.args.get("classes_present"), list(PARTS).index(split)
-    if record.metric != "accuracy" and not classes:
-        return {}
     scores: dict[int, float] = {}
     for domain, pair in enumerate(zip(counts, sizes, strict=False)):
         count, size = (sum(numbers[PARTS[split]]) for numbers in pair)
