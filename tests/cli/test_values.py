@@ -9,6 +9,7 @@ from tests.load_tool import load_tool
 from timm_moe_dg.cli.arguments import parse_arguments
 from timm_moe_dg.cli.values import (
     between,
+    fits,
     folder_name,
     fraction,
     fraction_to_1,
@@ -118,3 +119,12 @@ def test_what_is_no_run_is_left_as_it_is(tmp_path, monkeypatch):
     # A folder of runs may be called best
     for text in ("resnet50", "best", "sweep/best", "nothing"):
         assert run_folder(text) == Path(text)
+
+
+def test_values_of_files_fit_their_types_and_truth_values_are_no_numbers():
+    kinds = {"a": str, "n": int | float, "b": bool, "texts": [str], "rows": [[int]]}
+    values = {"a": "x", "n": 0.5, "b": True, "texts": ["x"], "rows": [[1], []]}
+    assert {(name, kind) for name, of in kinds.items() for kind, value in values.items() if fits(value, of)} == {
+        (name, name) for name in kinds
+    }
+    assert not fits([1, "x"], [str])

@@ -125,6 +125,7 @@ def test_a_moved_folder_has_the_same_fingerprint_and_a_renamed_domain_the_same_i
     ("change", "words"),
     [
         (lambda cat: (cat / "photo_0.png").rename(cat / "7.png"), "the names of images"),
+        (lambda cat: (cat / "photo_2.png").rename(cat / "qhoto_2.png"), "the names of images"),
         (lambda cat: (cat / "photo_0.png").write_bytes(bytes(99)), "the sizes or pixels of images"),
         (lambda cat: (cat / "new.png").touch(), "the number of images (7, and it was 6)"),
         (lambda cat: (cat / "photo_0.png").unlink(), "the number of images (5, and it was 6)"),

@@ -36,7 +36,7 @@ from tests.invented import ARGS, make_record
 from timm_moe_dg.errors import RecordError
 from timm_moe_dg.finetuning.plan import make_plan
 from timm_moe_dg.finetuning.resume import parse_resumable
-from timm_moe_dg.hub.card import card_data, losses_in_effect
+from timm_moe_dg.hub.card import card_data, losses_in_effect, splits_in_words
 from timm_moe_dg.hub.folder import Origin
 from timm_moe_dg.hub.push import push_folder
 from timm_moe_dg.networks.calibration import Calibration, Scores, fit_distribution, identify
@@ -324,6 +324,17 @@ def test_the_method_names_the_losses_that_ran_with_their_coefficients(published)
     assert {
         name: float(value) for name, value in (pair.split() for pair in hparams.split(", "))
     } == published.record().hparams
+
+
+def test_splits_are_described_with_their_shares_in_percent():
+    args = {**ARGS, "trial_seed": 3, "holdout_fraction": 0.25, "group_column": "site"}
+    facts = [["train", "a", "random"], ["train", "b", "group"], ["id", "b", "official"]]
+    record = replace(make_record(args={**args, "domain_facts": facts}), in_acc=(1.0,) * 3)
+    assert splits_in_words(record) == [
+        "each domain is split at random, by trial seed 3, into 75.0% (in) and 25.0% (out)",
+        "each domain is split by groups of images (site), by trial seed 3, into about 75.0% (in) and 25.0% (out)",
+        "the data's own; in-distribution test domains: test images (in)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,10 @@ def test_on_other_data_no_domain_is_taken_for_one_of_the_run_and_all_count(place
     evaluate("--model", best(placed), "--data-dir", tmp_path / "data", "--output", tmp_path / "scores")
     assert roles_in(tmp_path / "scores") == dict.fromkeys(("north", "south", "west"), "new")
     assert metrics_in(tmp_path / "scores")["overall"]["images"] == 60
-    assert "together (all domains): 60 images" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "together (all domains): 60 images" in out
+    answers = pd.read_csv(tmp_path / "scores" / "confusion.csv", index_col="class").sum()
+    assert f"most frequent answer: {answers.idxmax()!r}, {answers.max()} of 60 images" in out
 
 
 def test_images_without_metadata_are_counted(placed, tmp_path, caplog):

@@ -61,9 +61,9 @@ class Twice(Mlp):
     """A subclass may compute anything."""
 
 
-def with_wide_kernel() -> nn.Module:
-    mlp = Mlp(8, 16, use_conv=True)
-    mlp.fc1 = nn.Conv2d(8, 16, 3, padding=1)
+def with_first(layer: nn.Module, use_conv: bool = False) -> nn.Module:
+    mlp = Mlp(8, 16, use_conv=use_conv)
+    mlp.fc1 = layer
     return mlp
 
 
@@ -76,7 +76,8 @@ def with_wide_kernel() -> nn.Module:
         (ConvMlp(8, 16, norm_layer=nn.BatchNorm2d), "mlp.norm='BatchNorm2d'"),
         (ConvMlp(8, 16, norm_layer=LayerNorm2d), "mlp.norm='LayerNorm2d'"),
         (Mlp(8, 16, norm_layer=nn.BatchNorm1d), "mlp.norm='BatchNorm1d'"),
-        (with_wide_kernel(), "mlp.fc1='Conv2d'"),
+        (with_first(nn.Conv2d(8, 16, 3, padding=1), use_conv=True), "mlp.fc1='Conv2d'"),
+        (with_first(nn.Bilinear(8, 8, 16)), "mlp.fc1='Bilinear'"),
         (Mlp(8, 16, 9), "mlp.fc2.out_features=9"),
         (Mlp(8, 16, act_layer=lambda: nn.PReLU(16)), "mlp.act.num_parameters=16"),
     ],
