@@ -120,8 +120,9 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     Raises:
         ArgumentError: The data, the source or a row cannot be compared.
     """
-    for cached in (read_domains, digests_of, sha256_of):  # files may have changed since a call in this process
-        cached.cache_clear()
+    read_domains.cache_clear()  # files may have changed since a call in this process
+    digests_of.cache_clear()
+    sha256_of.cache_clear()
     given = merged(checked(fields_of(RunOptions), options.options, "finetune"), given)
     if len(options.protocols) > 1 or options.protocols[0].endswith("_cv"):
         remedy = "has runs of different kinds, which cannot be compared; give one, such as leave_one_domain_out"
