@@ -4,7 +4,9 @@ import hashlib
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -88,6 +90,12 @@ def test_domains_are_found_by_name_and_by_position(given, positions):
             domain_positions(given, DOMAINS)
     else:
         assert domain_positions(given, DOMAINS) == positions
+
+
+def test_a_name_may_be_given_in_another_form_of_its_letters():
+    for given, name in permutations([normalize("NFC", "Zürich"), normalize("NFD", "Zürich")]):
+        assert domain_positions([given], ["a", name]) == [1]
+        assert domain_positions([given], ["a", "b"], groups=["c", name]) == [1]
 
 
 @pytest.mark.parametrize("names", [["1", "2", "3"], ["01", "02", "03"], ["0", "1", "2"], ["none", "b", "c"]], ids=str)

@@ -1,6 +1,7 @@
 """The loop of a run on a network of one block: the order of its parts, stopping and resuming, what is measured."""
 
 import math
+import shutil
 import signal
 from dataclasses import replace
 from statistics import fmean
@@ -171,6 +172,15 @@ def test_parts_of_a_step_come_in_order_with_its_number_rate_and_seed(images, tmp
             assert records[step].losses["loss"] == pytest.approx(fmean(since))
             since = []
     assert events == [*expected, ("record", 5, True), ("finish",)]
+
+
+@pytest.mark.parametrize("words", [[], ["--skip-unreadable"]])
+def test_a_dry_run_warns_of_copies_of_training_images(images, tmp_path, caplog, words):
+    shutil.copytree(images, tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "art" / "cat" / "0.png", tmp_path / "data" / "photo" / "owl")
+    run = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), "--output", str(tmp_path), *RUN]
+    loop.finetune(parse_resumable(run_parser(), [*run, "--dry-run", *words]), None)
+    assert "copies of training images, such as" in caplog.text
 
 
 def test_epochs_are_passes_over_the_smallest_training_domain_wherever_they_are_named(finetune, tmp_path):

@@ -239,7 +239,9 @@ def test_on_other_data_no_domain_is_taken_for_one_of_the_run_and_all_count(place
 
 
 def test_images_without_metadata_are_counted(placed, tmp_path, caplog):
-    saved_run(tmp_path, "moge_tiny", CLASSES)
+    # Columns of the run's own table are none of a folder
+    args = {"dataset": "place_folder", "columns": {"label": "species"}, "metadata_columns": ["year"]}
+    saved_run(tmp_path, "moge_tiny", CLASSES, {**args, "test_domains": [], "trial_seed": 0})
     evaluate("--model", tmp_path / "best", "--dataset", "folder", "--data-dir", placed[0] / "data")
     assert "without metadata: 60 of 60 images, which go to the shared expert" in caplog.text
 

@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -59,8 +60,9 @@ SAMPLES = [
     ("b/2.png", png(30)),  # another sample than a/2
     ("b/2.cls", b"7"),
     ("._b/2.png", png(0)),
+    ("b/@eaDir/2.png", png(0)),
     ("b/._3.png", b"hidden"),
-    ("c.png", png(40)),
+    ("./c.png", png(40)),  # as `tar` names the content of a folder
 ]
 
 
@@ -76,8 +78,7 @@ def test_members_of_a_tar_file_have_the_metadata_of_their_sample(tmp_path, caplo
         "a/2.left.PNG": (20, [3.25, 4]),
         "a/2.right.png": (21, [3.25, 4]),
         "b/2.png": (30, [nan, nan]),
-        "._b/2.png": (0, [nan, nan]),
-        "c.png": (40, [nan, nan]),
+        "./c.png": (40, [nan, nan]),
     }
     assert decode(image_rows([path], PLACES)) == {f"{path}/{name}": found for name, found in expected.items()}
     assert "members of tar files: left out" in caplog.text
@@ -152,6 +153,17 @@ def test_a_list_has_paths_relative_to_its_folder_and_metadata(tmp_path, monkeypa
         DataError, match=r"list.*': lacks the columns month; it has .*; add them, or leave out the others"
     ):
         list(image_rows([str(tmp_path / f"list.{suffix}")], MetadataNames(columns=("month",))))
+
+
+def test_a_list_may_hold_another_form_of_the_letters_of_a_name(tmp_path):
+    for listed, stored in (("NFC", "NFD"), ("NFD", "NFC")):
+        name = tmp_path / f"{normalize(stored, 'é')}.png"
+        name.write_bytes(png(7))
+        (tmp_path / "list.csv").write_text(f"path\n{normalize(listed, 'é')}.png\nß.png\n", encoding="utf-8")
+        rows = list(image_rows([str(tmp_path / "list.csv")], PLACES))
+        assert [row.path for row in rows] == [str(name), str(tmp_path / "ß.png")]
+        assert decode(rows).keys() == {str(name)}
+        name.unlink()
 
 
 def test_mistakes_in_lists_are_named(tmp_path, monkeypatch):

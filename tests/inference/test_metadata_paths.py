@@ -1,6 +1,9 @@
 """Predictions with metadata of every encoder are those of the network, and an image is judged by the path it takes."""
 
+import io
 import math
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -136,3 +139,13 @@ def test_images_without_metadata_have_the_place_of_their_file(tmp_path):
     expected = timm_moe_dg.predict_part(network, table, workers=0, columns=["logits"])
     np.testing.assert_allclose(np.stack(answers["logits"]), np.stack(expected["logits"]), atol=1e-5)
     assert answers["status"].tolist() == [OK, OK, SHARED_EXPERT]
+    note = tarfile.TarInfo("b.json")  # which tells no place
+    note.size = len(b"{}")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for path in paths[:2]:
+            tar.add(path, Path(path).name)
+        tar.addfile(note, io.BytesIO(b"{}"))
+        tar.add(paths[2], "c.png")
+    members = timm_moe_dg.predict(network, tmp_path / "x.tar", workers=0, columns=["logits"])
+    np.testing.assert_array_equal(np.stack(members["logits"]), np.stack(answers["logits"]))
+    assert members["status"].tolist() == answers["status"].tolist()

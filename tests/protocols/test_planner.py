@@ -94,10 +94,10 @@ def test_pooled_training_domains_cannot_be_held_out(monkeypatch):
     benchmark = get_benchmark("geo_digits")
     pooled = [replace(domain, group="all") for domain in benchmark.read(None) if domain.role != "id"][-2:]
     monkeypatch.setattr(planner, "get_benchmark", lambda name: replace(benchmark, reader=lambda data_dir: pooled))
-    planner._read_domains.cache_clear()
+    planner.read_domains.cache_clear()
     with pytest.raises(ProtocolError, match=r"^dataset='geo_digits': .*'official'"):
         plan_runs(sweep(["geo_digits"]))
-    planner._read_domains.cache_clear()
+    planner.read_domains.cache_clear()
 
 
 MISTAKES = [

@@ -40,7 +40,7 @@ from ..models.gmoe import resolve_moe_layers
 from ..networks.build import build_network
 from ..protocols.evaluation import predict
 from ..protocols.options import DATA, Arguments, RunOptions, options_with
-from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_rows
+from ..protocols.planner import OFFICIAL, PlannedRun, Row, Sweep, describe_plan, plan_runs, read_domains, read_rows
 from ..protocols.run_identity import default_network
 from ..protocols.selection import training_domain_validation, validation_score
 from ..results.answer import ZERO, Answer, answer, scores_of
@@ -52,9 +52,11 @@ from .sweep import (
     ComparisonOptions,
     LaunchOptions,
     cpu_share,
+    digests_of,
     duration,
     launch,
     make_job,
+    sha256_of,
     slots,
     with_chosen_rates,
 )
@@ -118,6 +120,9 @@ def compare(options: CompareOptions, given: Arguments, imports: Sequence[str] = 
     Raises:
         ArgumentError: The data, the source or a row cannot be compared.
     """
+    read_domains.cache_clear()  # files may have changed since a call in this process
+    digests_of.cache_clear()
+    sha256_of.cache_clear()
     given = merged(checked(fields_of(RunOptions), options.options, "finetune"), given)
     if len(options.protocols) > 1 or options.protocols[0].endswith("_cv"):
         remedy = "has runs of different kinds, which cannot be compared; give one, such as leave_one_domain_out"

@@ -223,6 +223,9 @@ def domain_positions(
 
     The name of a group stands for all its domains. As test domains, the text "none" alone gives no position.
     """
+    # Listings of folders may hold another form of the same letters
+    given = [normalized(value) if isinstance(value, str) else value for value in given]
+    names, groups = (list(map(normalized, texts)) for texts in (names, groups))
     if list(given) == [NO_DOMAIN] and argument == "test_domains":
         if NO_DOMAIN in names:
             remedy = f"means no domain, and is the name of one; give @{names.index(NO_DOMAIN)} for it, or rename it"

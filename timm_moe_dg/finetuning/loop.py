@@ -139,8 +139,9 @@ def dry_run(plan: RunPlan, accelerator: Accelerator) -> None:
     """Does everything that a run does before its first step, and writes nothing."""
     find_resume_point(plan, accelerator)
     options = plan.options
-    if options.check_images and not options.skip_unreadable and accelerator.is_main_process:  # skipping reads all too
-        check_readable(plan.domains, options.workers)
+    if options.check_images and accelerator.is_main_process:
+        if not options.skip_unreadable:  # which has read all images
+            check_readable(plan.domains, options.workers)
         warn_of_copies(plan.domains, set(range(len(plan.domains))) - set(plan.training))
     set_seed(options.seed)
     model = build_model(plan, accelerator)  # after the images, which need no download

@@ -174,7 +174,8 @@ def _fill_in(options: EvaluateOptions) -> FilledEvaluateOptions:
     # Positions of the run's domains mean nothing in other data; `_read_data` finds these domains
     defaults = {**DEFAULTS, "dataset": None, **run, "test_domains": None}
     if options.dataset not in (None, run.get("dataset")):
-        defaults |= {"data_dir": None}
+        reads_columns = get_benchmark(options.dataset).takes_metadata_columns
+        defaults |= dict.fromkeys(["data_dir", "columns", *([] if reads_columns else ["metadata_columns"])])
     values = vars(options) | {name: defaults.get(name) for name in RUN_OPTIONS if vars(options)[name] is None}
     if values["dataset"] is None:
         if options.network is None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from ..data.bands import RGB_BANDS, Bands
 from ..data.readers.csv_tables import (
     Table,
     csv_chunks,
+    existing,
     metadata_values,
     own_place,
     parquet_chunks,
@@ -60,6 +61,10 @@ class ImageRow(NamedTuple):
     metadata: tuple[float, ...] | None = None  # a row of `metadata_values`; None if unknown
     member: Member | None = None  # in place of the file at `path`
     note: Member | None = None  # JSON with the metadata
+
+    def content(self) -> io.BytesIO | None:
+        """Reads a member; None for a file."""
+        return io.BytesIO(self.member.read()) if self.member else None
 
 
 class MetadataNames(NamedTuple):
@@ -109,6 +114,7 @@ def rows_of(table: Table, names: MetadataNames, folder: str) -> list[ImageRow]:
     """Returns the images of a table with a column path, relative to `folder`."""
     paths = table.parsed("path", str, "the path of an image")
     paths = [os.path.join(folder, slashes(path, folder)) for path in paths]
+    paths = [path if path.isascii() else existing(path) or path for path in paths]
     if not any(name in table for name in names.all):
         return list(map(ImageRow, paths))
     table.require(names.all, "add them, or leave out the others")
@@ -131,7 +137,7 @@ def _members(path: str, left_out: Counter[str]) -> Iterator[ImageRow]:
             while (info := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined] # or it keeps them all
                 folder, _, name = info.name.rpartition("/")
-                if info.isdir() or is_hidden(name):
+                if info.isdir() or any(map(is_hidden, PurePosixPath(info.name).parts)):
                     continue
                 start, _, extension = name.partition(".")
                 member = Member(path, info.offset_data, info.size)
@@ -220,8 +226,7 @@ class RowImages(Dataset):
         return Decoded(batch, positions, stacked, torch.tensor(metadata, dtype=kind), reasons)
 
     def _image(self, row: ImageRow) -> Tensor:
-        content = io.BytesIO(row.member.read()) if row.member else None
-        pixels = read_pixels(row.path, self.bands, file=content)
+        pixels = read_pixels(row.path, self.bands, file=row.content())
         image = self.transform(pixels)
         warn_if_squeezed(row.path, pixels, image)
         return image
@@ -229,11 +234,8 @@ class RowImages(Dataset):
     def _metadata(self, row: ImageRow) -> tuple[float, ...]:
         if row.metadata is not None:
             return row.metadata
-        if row.note is None:
-            place = own_place(row.path) if row.member is None and self.reads_places else None
-            return self.names.unknown if place is None else (*place.degrees, *self.names.unknown[2:])
         try:
-            note = json.loads(row.note.read())
+            note = json.loads(row.note.read() if row.note else "{}")
             given = note if isinstance(note, dict) else {}
             table = text_table(Path(row.path), {name: [given.get(name)] for name in self.names.all})
             (numbers,) = metadata_values(table, self.names.ids, self.names.columns)
@@ -241,7 +243,9 @@ class RowImages(Dataset):
             raise ImageReadError(
                 f"image={row.path!r}: its metadata cannot be read ({error}); correct its .json"
             ) from error
-        return numbers
+        is_placed = not self.reads_places or not given.keys().isdisjoint(self.names.all[:2])
+        place = None if is_placed else own_place(row.path, row.content())
+        return numbers if place is None else (*place.degrees, *numbers[2:])
 
 
 def row_loader(

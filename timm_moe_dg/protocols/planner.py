@@ -233,7 +233,7 @@ def held_out_domains(sweep: Sweep, dataset: str) -> list[tuple[int, ...] | None]
 
 def _all_but_one_region(sweep: Sweep, dataset: str) -> DomainSets:
     """Returns the held-out domains of the runs that train on one region alone."""
-    names = [name for name, _, _ in _read_domains(dataset, *_place(sweep))]
+    names = [name for name, _, _ in read_domains(dataset, *_place(sweep))]
     regions = [position for position, name in enumerate(names) if name.startswith(TRAINING_PREFIX)]
     if len(regions) < 2 or len(regions) == len(names):
         remedy = f"{dataset} has {len(regions)} training regions beside test domains; it takes 2"
@@ -252,7 +252,7 @@ def domain_names(sweep: Sweep, dataset: str) -> Sequence[str]:
     benchmark = get_benchmark(dataset)
     if benchmark.domains:
         return benchmark.domains
-    names, groups, is_reserved = zip(*_read_domains(dataset, *_place(sweep)), strict=True)
+    names, groups, is_reserved = zip(*read_domains(dataset, *_place(sweep)), strict=True)
     if not any(is_reserved):
         return names
     training = [group for group, reserved in zip(groups, is_reserved, strict=True) if not reserved]
@@ -269,7 +269,7 @@ def _place(sweep: Sweep) -> tuple[str | None, tuple[tuple[str, str], ...]]:
 
 
 @cache  # reading lists every image
-def _read_domains(
+def read_domains(
     dataset: str, data_dir: str | None, columns: tuple[tuple[str, str], ...]
 ) -> list[tuple[str, str, bool]]:
     """Returns name and group of each domain, training domains first, and whether the data reserves it for testing."""

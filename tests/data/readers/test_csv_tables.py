@@ -261,6 +261,14 @@ def test_photographs_have_the_place_of_their_tags(tmp_path):
         places(tmp_path, [{"path": "0.jpg", "lon": 52.52, "lat": 13.4}])
 
 
+def test_too_large_an_image_has_no_place(tmp_path, monkeypatch):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.jpg", exif=gps(9, 0))
+    assert own_place(str(tmp_path / "a.jpg")) is not None
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert own_place(str(tmp_path / "a.jpg")) is None
+    assert len(places(tmp_path, [{"path": "a.jpg", "lon": 9, "lat": 0}])) == 1  # refused when it is read
+
+
 def test_places_at_zero_are_noticed(tmp_path, caplog):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     places(tmp_path, [{"path": "a.png", "lon": 0, "lat": 0}])

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+from unicodedata import normalize
 
 import numpy as np
-from PIL import UnidentifiedImageError
 
 from ...errors import DataError, ImageReadError, check_regular_file, needs
 from ..domains import normalized
@@ -309,18 +309,21 @@ class Place(NamedTuple):
         return 2 * 6371.0 * math.asin(math.sqrt(float(np.clip(sides, 0.0, 1.0))))  # NaN stays
 
 
-def own_place(path: str) -> Place | None:
-    """Returns the center of a GeoTIFF, or the place of a photograph's GPS tags; None of other files."""
+def own_place(path: str, file: BinaryIO | None = None) -> Place | None:
+    """Returns the center of a GeoTIFF, or the place of a photograph's GPS tags; None of other files.
+
+    An open `file` is read in place of that at `path`.
+    """
     try:
-        if not is_raster(path):
-            degrees = exif_place(path)
+        if not is_raster(file or path):
+            degrees = exif_place(file or path)
             return None if degrees is None else Place(degrees, 0.0)
-        with open_raster(path) as raster:
+        with open_raster(path, file=file) as raster:
             width, height = raster.dataset.width, raster.dataset.height
             if not is_placed(raster.dataset):
                 return None
             center, corner = places_of(raster.dataset, [width / 2, 0], [height / 2, 0]).tolist()
-    except (OSError, ImageReadError, UnidentifiedImageError):  # a damaged image is refused when it is read
+    except (OSError, ImageReadError):  # a damaged image is refused when it is read
         return None
     degrees = (center[0], center[1])
     return Place(degrees, float(np.nan_to_num(Place(degrees, 0.0).distance(*corner))))
@@ -368,6 +371,11 @@ def below(folder: Path) -> Callable[[str], str]:
 def slashes(path: str, folder: str) -> str:
     """Replaces the backslashes of a path from Windows, unless it names a file below the folder as it is."""
     return path if "\\" not in path or os.path.exists(os.path.join(folder, path)) else path.replace("\\", "/")
+
+
+def existing(path: str) -> str | None:
+    """Returns a path as the file system spells it, maybe by another form of the same letters; None for no file."""
+    return next(filter(os.path.isfile, (path, *(normalize(form, path) for form in ("NFC", "NFD")))), None)
 
 
 def number(text: str) -> str:

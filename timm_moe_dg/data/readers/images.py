@@ -153,16 +153,16 @@ def file_facts(path: str) -> FileFacts | None:
         return None
 
 
-def exif_place(path: str) -> tuple[float, float] | None:
+def exif_place(source: Source) -> tuple[float, float] | None:
     """Returns longitude and latitude in degrees of a photograph's GPS tags; None without them."""
-    with Image.open(path, formats=decoders()) as image:
-        try:
+    try:
+        with Image.open(source, formats=decoders()) as image:
             tags, degrees = image.getexif().get_ifd(ExifTags.IFD.GPSInfo), list[float]()
-            for value, reference in ((4, 3), (2, 1)):
-                number = sum(float(part) / 60**power for power, part in enumerate(tags[value]))
-                degrees.append(-number if str(tags[reference]).upper().startswith(("W", "S")) else number)
-        except Exception:  # absent or damaged tags, of many classes
-            return None
+        for value, reference in ((4, 3), (2, 1)):
+            number = sum(float(part) / 60**power for power, part in enumerate(tags[value]))
+            degrees.append(-number if str(tags[reference]).upper().startswith(("W", "S")) else number)
+    except Exception:  # absent or damaged tags, of many classes; a damaged image is refused when it is read
+        return None
     longitude, latitude = degrees
     return (longitude, latitude) if abs(longitude) <= 180 and abs(latitude) <= 90 else None
 

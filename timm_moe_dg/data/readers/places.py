@@ -5,18 +5,16 @@ role, and outside what the benchmark reserves for validation under shift.
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
-from unicodedata import normalize
 
 import numpy as np
 
 from ...errors import ArgumentError, DataError
 from ..domains import DataDir, FileDomain, Split, check_spellings, file_names, given_folder, take
-from .csv_tables import NAMES, below, choice, name_parser, read_csv
+from .csv_tables import NAMES, below, choice, existing, name_parser, read_csv
 
 PARTS = ("train", "id_val", "id_test", "ood_val", "ood_test")
 # Inside and outside
@@ -180,11 +178,8 @@ def _existing(folder: Path) -> Callable[[str], str]:
     below_folder = below(folder)
 
     def parse(text: str) -> str:
-        path = below_folder(text)
-        # The table and the file system may hold different forms of the same letters
-        for spelling in (path, *(normalize(form, path) for form in ("NFC", "NFD"))):
-            if os.path.isfile(spelling):
-                return spelling
-        raise ValueError(text)
+        if (path := existing(below_folder(text))) is None:
+            raise ValueError(text)
+        return path
 
     return parse
