@@ -10,7 +10,7 @@ from tests.invented import make_record
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.errors import ArgumentError, FormatError
 from timm_moe_dg.networks.build import sha256
-from timm_moe_dg.protocols.options import DEFAULTS, NO_EFFECT_ON_RESULTS
+from timm_moe_dg.protocols.options import DEFAULTS, FILLED_IN, NO_EFFECT_ON_RESULTS
 from timm_moe_dg.protocols.records import Record
 from timm_moe_dg.protocols.run_identity import (
     FORMAT,
@@ -217,6 +217,17 @@ def test_a_planned_run_of_some_epochs_is_recognized_by_these():
     assert differences(planned, recorded, DIGITS) == []
     assert differences({**planned, "epochs": 3}, recorded, DIGITS) == ["epochs: 2.0 there, 3 planned"]
     assert differences({**planned, "epochs": None}, recorded, DIGITS) == ["steps: 37 there, 501 planned"]
+
+
+@pytest.mark.parametrize("given", [{"seed": 5}, {"num_classes": 12}, {"hparams_seed": 1, "lr": 0.1}])
+def test_a_value_that_a_run_was_given_is_not_one_that_would_follow(given):
+    name, value = list(given.items())[-1]
+    planned = {**DEFAULTS, **given, name: None}
+    recorded = {**planned, **benchmark_defaults(planned, DIGITS), **given}
+    followed = sorted(FILLED_IN)
+    assert differences(planned, {**recorded, "filled_in": followed}, DIGITS) == []
+    without = [option for option in followed if option != name]
+    assert differences(planned, {**recorded, "filled_in": without}, DIGITS) == [f"{name}: {value} there, None planned"]
 
 
 METHOD = {"algorithm": "ERM", "model": "gmoe", "averaging": None, "model_kwargs": {}, "weights_sha256": "ab12"}

@@ -40,6 +40,15 @@ def test_only_domains_that_some_run_holds_out_were_planned():
     assert [table.trained_on for table in make_tables(runs, ["single_source"])] == ["domain 1"]
 
 
+def test_seeds_and_rows_of_another_protocol_are_not_missing():
+    held_out = [run_of((domain,), trial_seed=seed) for domain in range(3) for seed in (0, 1)]
+    sources = [run_of(domains, algorithm="CORAL", trial_seed=2) for domains in single_source(3)]
+    tables = make_tables([*held_out, *sources], ["training_domain_validation", "single_source"])
+    assert [[row.algorithm for row in table.rows] for table in tables] == [["ERM"], *[["CORAL"]] * 3]
+    assert [set(table.expected) for table in tables] == [{2}, {1}, {1}, {1}]
+    assert not any(table.missing for table in tables)
+
+
 def test_runs_that_no_table_counts():
     runs = [run_of([0]), run_of([1]), run_of([2])]
     final = run_of([], folder="final", model="other")  # trained on all domains

@@ -164,6 +164,7 @@ def changed_options(args: Arguments) -> dict[str, object]:
 
 def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -> list[str]:
     """Compares options that a run would be started with to recorded ones, and returns a phrase for each difference."""
+    followed = FILLED_IN.intersection(recorded.get("filled_in", FILLED_IN))  # others were given to that run
     recorded = with_defaults(_by_option(recorded))
     planned = {**_by_option(planned), **band_settings(planned.get("bands"), planned.get("in_chans"))}
     has_epochs = planned.get("epochs") is not None  # from which the recorded steps follow
@@ -173,7 +174,7 @@ def differences(planned: Arguments, recorded: Arguments, benchmark: Benchmark) -
         f"{name}: {recorded[name]!r} there, {value!r} planned"
         for name, value in {**planned, **filled}.items()
         if name not in ignored
-        and not (value is None and name in FILLED_IN)
+        and not (value is None and name in followed)
         and not same_setting(name, value, recorded[name])
     ]
 

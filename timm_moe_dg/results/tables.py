@@ -197,13 +197,15 @@ def _held_out_table(runs: pd.DataFrame, rule: str, split: SplitName | None, furt
     shares = [(names[domain], at(values, "domain", domain)) for domain in begun]
     columns = [Column(average_title, held_out_score, True), *further]
     shares += _averaged(columns, selected, len(begun), split)
-    return _table(runs, rule, f"selection by {rule_title(rule)}", shares, _missing(needed, runs), split)
+    return _table(held_out, rule, f"selection by {rule_title(rule)}", shares, _missing(needed, held_out), split)
 
 
 def _single_source_tables(runs: pd.DataFrame, further: Sequence[Column]) -> list[Table]:
     """One table per training domain."""
     names, tables = domain_names([run.records[0] for run in runs.run]), []
-    for source, held_out in enumerate(single_source(len(names))):
+    needed = single_source(len(names))
+    runs = runs[runs.test_domains.isin(needed)]
+    for source, held_out in enumerate(needed):
         of_source = runs[runs.test_domains.isin([held_out])]
         if len(of_source):
             titles = {source: f"{names[source]} (IID)", **{domain: names[domain] for domain in held_out}}
