@@ -67,6 +67,20 @@ def test_labels_of_a_raster_may_be_below_zero(scene, tmp_path):
     assert labels_of(rows) == ["-1", "-1", "-1", "-1", "0", "0", "2", "2"] * 6
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32"])
+def test_pixels_beside_a_label_raster_or_hidden_by_its_mask_have_no_label(scene, tmp_path, dtype):
+    mask = np.full((96, 64), 255, np.uint8)
+    mask[:16] = 0
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        labels = write_scene(tmp_path / "labels.tif", np.ones((1, *mask.shape), dtype))  # the left half
+        with rasterio.open(labels, "r+") as file:
+            file.write_mask(mask)
+    rows = tiles(scene, labels, tmp_path / "data")
+    names = [f"scene/{row:04}_{column:04}.tif" for row in range(1, 6) for column in range(4)]
+    assert [row["path"] for row in rows] == names
+    assert set(labels_of(rows)) == {"1"}
+
+
 def test_edges_are_straight_in_the_polygons_own_system(scene, tmp_path):
     with rasterio.open(scene) as raster:  # whose system bends a parallel of 24 degrees by 70 km
         (_,), (border,) = warp.transform(raster.crs, "EPSG:4326", *([value] for value in raster.xy(47, 64)))

@@ -155,14 +155,15 @@ class _Raster:
             remedy = "needs one band of whole numbers and a coordinate reference system (CRS); convert it"
             raise DataError(f"labels={labels.path!r}: {remedy}")
         grid = {"crs": scene.crs, "transform": scene.transform, "height": scene.height, "width": scene.width}
-        # Outside of the labels, a nodata value or else transparency marks pixels without one
-        self.vrt = import_rasterio().vrt.WarpedVRT(dataset, **grid, add_alpha=dataset.nodata is None)
+        # Transparency marks pixels without a label: those outside of the file, of its nodata value, or of its mask
+        self.vrt = import_rasterio().vrt.WarpedVRT(dataset, **grid, add_alpha=True)
         self.path, self.names = labels.path, dict[int, str]()
 
     def codes(self, window: Any, scene: Any) -> np.ndarray:
         """Returns the code of each pixel of a window, int64 (height, width); 0 for none."""
         with reading(self.path, "labels"):
-            values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.dataset_mask(window=window) > 0
+            # For GDAL's own mask, transparency is of 8 or 16 bits without a sign alone
+            values, valid = self.vrt.read(1, window=window).astype(np.int64), self.vrt.read(2, window=window) > 0
         self.names |= {value + (value >= 0): str(value) for value in np.unique(values[valid]).tolist()}
         return np.where(valid, values + (values >= 0), 0)  # a label of 0 is code 1, and -1 stays
 
