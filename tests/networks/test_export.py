@@ -58,20 +58,21 @@ def test_an_error_in_batches_of_one_size_alone_is_found(size):
 
 
 @pytest.mark.parametrize(
-    ("bands", "kind", "reading"),
+    ("bands", "kind", "reading", "scale"),
     [
-        (3, "RGB", "RGB without transparency"),
-        (("sentinel2:B08", "red", "green"), "sentinel2:B08, red, green", "these bands"),
+        (Bands(3), "RGB", "RGB without transparency", "integers from 0..maximum"),
+        (Bands(3, ("nir", "red", "green"), True), "nir, red, green", "these bands", "real numbers, or whole ones with"),
     ],
 )
-def test_the_recipe_names_three_bands_that_are_not_rgb(bands, kind, reading):
+def test_the_recipe_names_three_bands_that_are_not_rgb_and_their_scale(bands, kind, reading, scale):
     config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     config |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
     model = Sum()
-    model.bands = Bands.of(bands)
+    model.bands = bands
     recipe = preprocessing(model, config, ("cat", "dog"))
     assert recipe["inputs"]["images"] == f"float32 (batch, 3, 8, 8), {kind}"
     assert recipe["read"].startswith(f"{reading}, in full depth")
+    assert recipe["scale"].startswith(scale)
 
 
 def test_a_format_that_cannot_take_the_model_is_named(tmp_path, plain_format):

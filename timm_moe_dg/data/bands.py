@@ -55,6 +55,13 @@ class Bands:
         return self.count == RGB and not self.names
 
     @property
+    def scaling(self) -> str:
+        """What the values of files are divided by, or multiplied with."""
+        if self.physical:
+            return "real numbers, or whole ones with the scale and offset that files state"
+        return "whole numbers divided by their type's maximum"
+
+    @property
     def option(self) -> tuple[str, object]:
         """Name and value of the option that gives these bands."""
         return ("bands", list(self.names)) if self.names else ("in_chans", self.count)

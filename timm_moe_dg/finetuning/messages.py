@@ -148,7 +148,7 @@ def describe(plan: RunPlan) -> str:
     if options.dry_run:
         lines += _describe_classes(plan)
     if not options.image_bands.is_rgb:
-        lines.append(f"images: {options.in_chans} bands, whole numbers scaled by their type's maximum")
+        lines.append(f"images: {options.in_chans} bands, {plan.domains[0].bands.scaling}")
         if options.bands:
             lines.append(f"bands: {', '.join(f'{name} ({wavelength(name):g} nm)' for name in options.bands)}")
     lines += [

@@ -142,8 +142,7 @@ def mean_and_std(plan: RunPlan, network: Network) -> tuple[Sequence[float] | Non
     count = sum(map(len, plan.training_rows("targets")))
     _logger.info(f"reading {count} training images for the bands' mean and deviation; --mean and --std spare it")
     measured = band_statistics(plan.domains, plan.splits, plan.training, options.workers)
-    unit = "whole numbers divided by their type's maximum"
-    _logger.info(f"values of the training images, {unit}:\n{measured.describe()}")
+    _logger.info(f"values of the training images, {plan.domains[0].bands.scaling}:\n{measured.describe()}")
     mean, std = options.mean or measured.mean, options.std or measured.std
     warn_of_far_values(plan.domains, mean, std)
     return mean, std

@@ -166,6 +166,7 @@ def preprocessing(
         columns = getattr(encoder, "columns", ())
         meaning = ", ".join(["longitude and latitude in degrees", *columns])
         inputs["metadata"] = f"float32 (batch, {2 + len(columns)}), {meaning}; NaN where unknown"
+    scale = bands.scaling if bands.physical else "integers from 0..maximum of their type, such as 255 or 65535, to 0..1"
     return {
         "inputs": inputs,
         "input_size": list(config["input_size"]),
@@ -173,7 +174,7 @@ def preprocessing(
         "crop_mode": config["crop_mode"],
         "crop_pct": config["crop_pct"],
         "read": f"{reading}, in full depth, turned by EXIF",
-        "scale": "integers from 0..maximum of their type, such as 255 or 65535, to 0..1, then (x - mean) / std",
+        "scale": f"{scale}, then (x - mean) / std",
         "mean": list(config["mean"]),
         "std": list(config["std"]),
         "output": f"logits, float32 (batch, {len(classes)})",
