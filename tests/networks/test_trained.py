@@ -103,6 +103,12 @@ def test_a_renewed_classifier_keeps_the_rows_of_classes_by_name(name, classes, c
     )
 
 
+def test_names_that_are_not_those_of_the_rows_keep_none(network, caplog):
+    caplog.set_level("INFO")
+    renew_classifier(network, (*CLASSES, "yak"), CLASSES[:2], 2)
+    assert "classifier: 0 classes keep their rows, by name; new: cat, dog; left out: none" in caplog.text
+
+
 def test_classes_of_other_data_are_matched_and_what_the_network_lacks_is_left_out(network, caplog):
     network.pretrained_cfg["label_names"] = ["dog", "cat", "unused_2"]
     domains = [FolderDomain("a", ("cat", "cow", "dog"), [0, 1, 2, 1], ["0", "1", "2", "3"])]

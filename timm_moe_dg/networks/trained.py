@@ -92,11 +92,13 @@ def renew_classifier(network: Network, names: Sequence[str], classes: Sequence[s
     """Gives a network whose logits have `names` a classifier of `classes`. Rows are kept by name, others start anew."""
     if network.num_classes == num_classes and tuple(names[: len(classes)]) == tuple(classes):
         return
+    if len(names) != network.num_classes:
+        names = ()  # those of another classifier
     before = _classifier_state(network)
     network.reset_classifier(num_classes)
     kept = {row: names.index(name) for row, name in enumerate(classes) if name in names}
     for key, value in _classifier_state(network).items():
-        if key in before and before[key].shape[1:] == value.shape[1:] and len(before[key]) == len(names):
+        if key in before and before[key].shape[1:] == value.shape[1:]:
             value[list(kept)] = before[key][list(kept.values())]
     new = [name for name in classes if name not in names]
     gone = [name for name in names if name not in classes and not name.startswith(UNUSED)]
