@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.load_tool import run_tool
 from timm_moe_dg.comparisons import sweep as sweeps
+from timm_moe_dg.comparisons.sweep import duration
 from timm_moe_dg.data import get_benchmark
 from timm_moe_dg.data.inspection import fingerprint
 
@@ -219,3 +220,8 @@ def test_a_real_run_is_run_and_recognized(tmp_path, capsys, monkeypatch, fresh_p
     assert "1 are finished or running, 0 to do" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="batch_size: 4 there, 16 planned"):
         run_tool("sweep", *(word for word in words if word not in ("--batch-size", "4")))
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])
+def test_times_are_in_words(seconds, words):
+    assert duration(seconds) == words
