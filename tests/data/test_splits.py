@@ -200,6 +200,14 @@ def test_no_group_is_in_two_parts_in_any_protocol(seed, held_out):
     assert not held["train"] & held["test"]
 
 
+def test_groups_of_one_domain_are_shuffled_by_the_trial_seed_and_its_position():
+    names = [f"P{number}" for number in range(10) for _ in range(2)]
+    domain = FolderDomain("a", ("x",), [0] * 20, ["x"] * 20)
+    (split,) = split_by_group([domain], [0], [names], trial_seed=2, holdout_fraction=0.2, positions=[3])
+    first = [f"P{number}" for number in shuffled(10, seed_hash(2, 3))[:2]]
+    assert split.outside.tolist() == [row for row, name in enumerate(names) if name in first]
+
+
 def test_the_part_of_a_group_of_one_domain_depends_on_the_seed_and_that_of_several_on_the_name():
     domains, groups = grouped(0)
     first, second = (split_by_group(domains, [0, 1, 2, 3], groups, trial_seed=n, holdout_fraction=0.2) for n in (0, 1))
