@@ -140,6 +140,7 @@ def build_step(setting: Row, label: str, args: argparse.Namespace) -> Step:
 
 def measure(setting: Row, args: argparse.Namespace) -> list[Row]:
     """One row per model: the mixture, its dense twin and the FLOP-equivalent."""
+    torch.compiler.reset()  # after the programs of some settings, torch would run further models in eager mode
     makers = mixture_and_baselines(setting["model"], setting["options"])
     models = {label: make().to(args.device) for label, make in makers.items()}
     macs, timed, memory = {}, {}, dict.fromkeys(models)

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 
 import pytest
 import timm
+import torch
 
 import timm_moe_dg  # noqa: F401 (registers the models)
 from tests.load_tool import TOOLS, load_tool
@@ -70,6 +72,12 @@ def test_the_grid_of_settings_is_measured_and_printed(tool, tmp_path, capsys):
     for row, line in zip(rows, lines, strict=True):
         assert all(str(row[name]) in line for name in tool.CONDITIONS)
         assert f"{row['seconds'] * 1e3:.2f}" in line
+
+
+def test_models_of_later_settings_are_compiled_too(tool, monkeypatch):
+    monkeypatch.setitem(tool.PROGRAMS, "compiled", partial(torch.compile, backend="eager"))  # alike, and fast
+    with torch._dynamo.config.patch(recompile_limit=6, fail_on_recompile_limit_hit=True):
+        tool.main([*QUICK, *SMALL, "--program", "compiled", "--mode", "inference", "train", "--batch-size", "1", "2"])
 
 
 def test_the_command_for_a_gpu_has_a_setting_for_each_combination(tool):
