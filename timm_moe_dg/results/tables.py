@@ -136,6 +136,8 @@ def make_tables(
     data = [by_row(list(members)) for _, members in groupby(with_test, key=_compared)]
     tables: list[Table] = []
     for rule in rules:
+        # The oracle selects on the out-split
+        part: SplitName | None = split or ("in" if rule == "oracle" else None)
         made: list[Table] = []
         for frame in [frame for frame in data if _applies(rule, list(frame.run))]:
             if rule == SINGLE_SOURCE:
@@ -143,13 +145,13 @@ def make_tables(
             elif rule in OFFICIAL_RULES:
                 made += _official_tables(frame, rule, further, by_group)
             else:
-                made.append(_held_out_table(frame, rule, split, further))
+                made.append(_held_out_table(frame, rule, part, further))
         tables += made
         # The papers compare averages over data sets, which only held-out tables have.
         for _, alike in groupby(sorted(made, key=_kind_of_score), key=_kind_of_score):
             averaged = list(alike)
             if len(averaged) > 1 and all(AVERAGE in table.columns for table in averaged):
-                tables.append(_averages(rule, averaged, split))
+                tables.append(_averages(rule, averaged, part))
     return tables
 
 
@@ -188,8 +190,6 @@ def _held_out_table(runs: pd.DataFrame, rule: str, split: SplitName | None, furt
     needed = leave_one_or_two_domains_out(len(names)) if rule == CROSS_VALIDATION else leave_one_domain_out(len(names))
     held_out = runs[runs.test_domains.isin(needed)]
     selected = _selected(rule, held_out.assign(domain=held_out.test_domains).explode("domain"))
-    if rule == "oracle":
-        split = split or "in"  # since it selects on the out-split
     values = selected.map(partial(held_out_score, split=split)).astype(float)
     # A sweep may hold out some of the domains alone
     begun = sorted({domain for domains in held_out.test_domains if len(domains) == 1 for domain in domains})
