@@ -234,15 +234,16 @@ class RowImages(Dataset):
     def _metadata(self, row: ImageRow) -> tuple[float, ...]:
         if row.metadata is not None:
             return row.metadata
-        try:
-            note = json.loads(row.note.read() if row.note else "{}")
-            given = note if isinstance(note, dict) else {}
-            table = text_table(Path(row.path), {name: [given.get(name)] for name in self.names.all})
-            (numbers,) = metadata_values(table, self.names.ids, self.names.columns)
-        except (ValueError, DataError, RecursionError) as error:
-            raise ImageReadError(
-                f"image={row.path!r}: its metadata cannot be read ({error}); correct its .json"
-            ) from error
+        numbers, given = self.names.unknown, dict[str, object]()
+        if row.note is not None:
+            try:
+                note = json.loads(row.note.read())
+                given = note if isinstance(note, dict) else {}
+                table = text_table(Path(row.path), {name: [given.get(name)] for name in self.names.all})
+                (numbers,) = metadata_values(table, self.names.ids, self.names.columns)
+            except (ValueError, DataError, RecursionError) as error:
+                reason = f"its metadata cannot be read ({error}); correct its .json"
+                raise ImageReadError(f"image={row.path!r}: {reason}") from error
         is_placed = not self.reads_places or not given.keys().isdisjoint(self.names.all[:2])
         place = None if is_placed else own_place(row.path, row.content())
         return numbers if place is None else (*place.degrees, *numbers[2:])
