@@ -2,8 +2,8 @@
 
     python examples/earth/far.py output/earth_dinov2/*-trial0-*
 
-Each run's network and, as the row `places`, the nearest neighbors answer the same tiles outside training: those of the
-continents that were trained on ("id"), and of the one that was held out ("ood").
+Each run's network answers the tiles outside training, and so do the nearest neighbors, as the row `places`. Tiles are
+"id" on continents that were trained on, and "ood" on the one that was held out.
 """
 
 import sys
@@ -17,11 +17,11 @@ from timm_moe_dg.analysis.run_view import open_run
 from timm_moe_dg.comparisons.zeros import places
 from timm_moe_dg.data import EvaluationImages
 from timm_moe_dg.finetuning.plan import make_plan
+from timm_moe_dg.layers.encoders.coverage import EARTH_RADIUS
 from timm_moe_dg.networks.trained import takes_metadata
 from timm_moe_dg.protocols.evaluation import predict
 from timm_moe_dg.protocols.options import RunOptions
 
-EARTH = 6371  # km
 BORDERS = {"id": (300, 400, 500), "ood": (1000, 2000, 4000)}  # km
 
 
@@ -42,7 +42,7 @@ def answers(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "role": [domains[group // 2].role for group in images.groups],
-            "km": EARTH * tree.query(np.deg2rad(points[:, ::-1]))[0][:, 0],
+            "km": EARTH_RADIUS * tree.query(np.deg2rad(points[:, ::-1]))[0][:, 0],
             view.args["row"]: predicted.predicted.numpy() == target,
             "places": neighbors.predict(points) == target,
         }

@@ -73,6 +73,7 @@ def test_each_run_is_a_line_of_its_held_out_accuracy(tmp_path, figures):
     second = [replace(record, in_acc=(0.25, 0.8, 0.8)) for record in first]
     plot_runs({"one": first, "two": second}, tmp_path / "curves.png")
     lines = figures[0].axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["one", "two"]
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
     assert np.allclose(lines[0].get_xydata(), [(0, 10), (10, 50)])
     assert np.allclose(lines[1].get_ydata(), [25, 25])
